@@ -1,3 +1,41 @@
 """Strata: train, over a fleet of devices, a network that none of them has the memory to train."""
 
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
 __version__ = "0.1.0"
+
+# Loaded on first use, so that `import strata` and `strata --help` need not wait for torch.
+_LAZY = {
+    "plan": "strata.planning",
+    "Plan": "strata.planning",
+    "run": "strata.federation",
+    "create": "strata.methods",
+    "SLT": "strata.methods",
+    "FedAvg": "strata.methods",
+    "Small": "strata.methods",
+    "FD": "strata.methods",
+    "FedRolex": "strata.methods",
+    "HeteroFL": "strata.methods",
+    "FjORD": "strata.methods",
+    "BadInput": "strata.errors",
+    "Infeasible": "strata.errors",
+    "ChannelGraph": "strata.cutting",
+    "Cut": "strata.cutting",
+    "SubModel": "strata.cutting",
+}
+_ROOMS = ("models", "cutting", "costs", "planning", "methods", "data", "training", "federation", "engines")
+
+
+def __getattr__(name: str) -> Any:
+    if name in _LAZY:
+        return getattr(importlib.import_module(_LAZY[name]), name)
+    if name in _ROOMS:
+        return importlib.import_module(f"strata.{name}")
+    raise AttributeError(f"module 'strata' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_LAZY, *_ROOMS])

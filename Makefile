@@ -1,0 +1,34 @@
+# make demo | test | bench | lint: each makes .venv and installs Strata into it first, once.
+# Needs Python 3.11, pip and make. `make PYTHON=/path/to/python3.11 test` to name another interpreter.
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+BIN := .venv/bin
+STAMP := .venv/.strata-installed
+
+# Two test processes, one thread each: on a small machine torch's own threads only get in each other's way.
+export OMP_NUM_THREADS := 1
+export MKL_NUM_THREADS := 1
+
+.PHONY: demo test lint bench clean
+.DEFAULT_GOAL := test
+
+$(STAMP): pyproject.toml
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[dev]"
+	touch $@
+
+demo: $(STAMP)
+	$(BIN)/strata plan --model resnet20 --constraint 0.125 --rounds 500
+
+lint: $(STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+test: lint
+	$(BIN)/pytest -n 2 --dist loadfile -q
+
+bench: $(STAMP)
+	$(BIN)/python benchmarks/planning.py
+
+clean:
+	rm -rf .venv build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

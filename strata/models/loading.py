@@ -1,0 +1,92 @@
+"""A model by name: one of Strata's own networks, or any `package.module:callable` that returns an nn.Module."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import os
+import sys
+from collections.abc import Callable
+
+from torch import nn
+
+from strata.errors import BadInput
+from strata.models.densenet import densenet40
+from strata.models.resnet import resnet20, resnet44, resnet56
+
+# name -> (maker, what the image side must be a multiple of)
+BUILT_IN: dict[str, tuple[Callable[..., nn.Module], int]] = {
+    "resnet20": (resnet20, 16),
+    "resnet44": (resnet44, 16),
+    "resnet56": (resnet56, 16),
+    "densenet40": (densenet40, 32),
+}
+DEFAULT_CLASSES = 10
+
+
+def load_model(name: str, classes: int | None = None, input_shape: tuple[int, ...] = (3, 32, 32)) -> nn.Module:
+    """`classes` None means 10 for the built-in networks and the callable's own choice for others."""
+    if classes is not None and classes < 1:
+        raise BadInput(f"the number of classes must be at least 1, not {classes}")
+    if ":" in name:
+        return _call(name, _find(name), classes)
+    if name not in BUILT_IN:
+        raise BadInput(f"unknown model {name!r}: use {', '.join(BUILT_IN)} or package.module:callable")
+    make, multiple = BUILT_IN[name]
+    if len(input_shape) != 3 or input_shape[0] != 3:
+        raise BadInput(f"{name} takes images of 3 channels, such as 3x32x32, not {show_shape(input_shape)}")
+    if input_shape[1] != input_shape[2] or input_shape[1] % multiple:
+        raise BadInput(
+            f"{name} takes square images whose side is a multiple of {multiple}, such as 3x32x32 or 3x64x64, "
+            f"not {show_shape(input_shape)}"
+        )
+    return make(num_classes=classes or DEFAULT_CLASSES, image_size=input_shape[1])
+
+
+def show_shape(shape: tuple[int, ...]) -> str:
+    return "x".join(map(str, shape))
+
+
+def _find(name: str) -> Callable[..., object]:
+    module_name, _, attribute = name.partition(":")
+    if not module_name or not attribute or module_name.startswith("."):
+        raise BadInput(f"a model is named package.module:callable, such as mypkg.nets:make_net, not {name!r}")
+    if os.getcwd() not in sys.path:  # a console script has its own folder there instead of the current one
+        sys.path.insert(0, os.getcwd())
+    try:
+        found: object = importlib.import_module(module_name)
+    except Exception as error:
+        raise BadInput(
+            f"cannot import {module_name!r} for the model {name!r} ({type(error).__name__}: {_line(error)}); "
+            "modules are looked for in the current folder and on PYTHONPATH"
+        ) from error
+    for part in attribute.split("."):
+        if not hasattr(found, part):
+            raise BadInput(f"module {module_name!r} has no {attribute!r} to make the model with")
+        found = getattr(found, part)
+    if not callable(found) or isinstance(found, nn.Module):
+        raise BadInput(f"{name!r} is not a function or class that makes an nn.Module")
+    return found
+
+
+def _call(name: str, make: Callable[..., object], classes: int | None) -> nn.Module:
+    try:
+        model = make(num_classes=classes) if classes is not None and _takes_classes(make) else make()
+    except Exception as error:
+        raise BadInput(f"calling {name!r} to make the model raised {type(error).__name__}: {_line(error)}") from error
+    if not isinstance(model, nn.Module):
+        raise BadInput(f"{name!r} must return a torch.nn.Module, not {type(model).__name__}")
+    return model
+
+
+def _takes_classes(make: Callable[..., object]) -> bool:
+    try:
+        parameters = inspect.signature(make).parameters.values()
+    except (TypeError, ValueError):  # builtins without a signature
+        return False
+    return any(p.name == "num_classes" or p.kind is p.VAR_KEYWORD for p in parameters)
+
+
+def _line(error: Exception) -> str:
+    """An error message in one line."""
+    return " ".join(str(error).split()) or "no message"

@@ -1,0 +1,1 @@
+"""Planning: a budget to steps (search), steps to rounds (schedules)."""
