@@ -1,0 +1,53 @@
+"""Federated Dropout: each device trains random channels, drawn anew in every round.
+
+Caldas et al., "Expanding the Reach of Federated Learning by Reducing Client Resource Requirements", 2018:
+I_k^(r,c) is a random choice of floor(s M_k) of the M_k channels. The full model is evaluated. Devices of different
+levels use their own s_e.
+
+Variants for the co-adaptation study (Pfeiffer et al., NeurIPS 2023, appendix): `shared`, one set per round for all
+devices; `pool`, the set of the round comes from a fixed pool of `pool` sets (1/pool each).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from strata.errors import BadInput
+from strata.methods.base import Levels
+from strata.seeds import generator
+
+if TYPE_CHECKING:
+    from strata.cutting import Cut
+
+VARIANTS = ("device", "shared", "pool")
+
+
+@dataclass(frozen=True)
+class FD(Levels):
+    name = "fd"
+    seed: int = 0
+    variant: str = "device"
+    pool: int | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.variant not in VARIANTS:
+            raise BadInput(f"the variant of fd is one of {', '.join(VARIANTS)}, not {self.variant!r}")
+        if (self.variant == "pool") != (self.pool is not None) or (self.pool is not None and self.pool < 1):
+            raise BadInput(f"variant pool of fd needs a pool of 1 or more sets, other variants none, not {self.pool}")
+
+    def _set(self, round: int, device: int) -> torch.Generator:
+        """The generator of this set; equal generators draw equal sets."""
+        if self.variant == "shared":
+            return generator(self.seed, "fd shared set", round)
+        if self.variant == "pool":
+            assert self.pool is not None
+            draw = generator(self.seed, "fd pool draw", round)
+            return generator(self.seed, "fd pool set", int(torch.randint(self.pool, (), generator=draw)))
+        return generator(self.seed, "fd device set", round, device)
+
+    def cut_for(self, round: int, device: int) -> Cut:
+        return self.graph.random(self.scale(device), self._set(round, device))

@@ -1,0 +1,90 @@
+"""Successive Layer Training: layers 1..k_frozen frozen, up to k_trained trained in full, a thin head above them.
+
+Pfeiffer et al., "Aggregating Capacity in FL through Successive Layer Training for Computationally-Constrained
+Devices", NeurIPS 2023. The Plan says which (k_frozen, k_trained, scale) fits the budget at each step, and in which
+round the next step begins; the weakest level fixes the scale, a stronger device freezes fewer layers. The current
+submodel is evaluated: the full model once the scale is 1.
+
+Schedule early-stopping: the next step begins when the accuracy has not exceeded the best of its step for `patience`
+rounds. (The best is the step's own: new head channels start untrained, so a step may open below its predecessor.)
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Self
+
+from strata.errors import BadInput
+from strata.methods.base import Method
+
+if TYPE_CHECKING:
+    from strata.cutting import ChannelGraph, Cut
+    from strata.planning import Plan
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Early stopping so far."""
+
+    starts: tuple[int, ...] = (0,)  # the first round of each step reached
+    best: float | None = None  # in the current step
+    rounds_since_best: int = 0
+
+    def after(self, round: int, accuracy: float, patience: int, last_step: int) -> Progress:
+        if self.best is None or accuracy > self.best:
+            return replace(self, best=accuracy, rounds_since_best=0)
+        waited = self.rounds_since_best + 1
+        if waited < patience or len(self.starts) > last_step:
+            return replace(self, rounds_since_best=waited)
+        return Progress(starts=(*self.starts, round + 1))
+
+
+@dataclass(frozen=True)
+class SLT(Method):
+    name = "slt"
+    graph: ChannelGraph = field(init=False)
+    plan: Plan
+    progress: Progress = Progress()
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "graph", self.plan.graph)
+
+    @property
+    def needs_accuracy(self) -> bool:
+        return self.plan.schedule == "early-stopping"
+
+    def step(self, round: int) -> int:
+        if self.needs_accuracy:
+            return bisect_right(self.progress.starts, round) - 1
+        return self.plan.step_at(round).step
+
+    def cut_for(self, round: int, device: int) -> Cut:
+        levels = len(self.plan.levels)
+        return self.plan.cut(self.step(round), level=device % levels if levels else None)
+
+    def evaluation_cut(self, round: int) -> Cut:
+        return self.plan.cut(self.step(round))
+
+    def observe(self, round: int, accuracy: float) -> Self:
+        if not self.needs_accuracy:
+            return self
+        after = self.progress.after(round, accuracy, self.plan.patience, last_step=len(self.plan.steps) - 1)
+        return replace(self, progress=after)
+
+    @property
+    def state(self) -> dict[str, Any]:
+        if not self.needs_accuracy:
+            return {}
+        progress = self.progress
+        return {"starts": list(progress.starts), "best": progress.best, "rounds_since_best": progress.rounds_since_best}
+
+    def with_state(self, state: Mapping[str, Any]) -> Self:
+        if not self.needs_accuracy:
+            return self
+        try:
+            progress = Progress(tuple(map(int, state["starts"])), state["best"], int(state["rounds_since_best"]))
+        except (KeyError, TypeError, ValueError) as error:
+            raise BadInput(f"the saved state of early stopping cannot be read: {dict(state)!r}") from error
+        return replace(self, progress=progress)
