@@ -1,0 +1,44 @@
+"""What the round loop needs from an engine: it takes jobs, it yields outcomes in any order. It decides nothing.
+
+The loop puts outcomes back into job order, so an engine's speed, order and number of workers never change a result.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The answer to jobs[index]: a result, or the reason why there is none."""
+
+    index: int
+    result: Any = None
+    reason: str | None = None
+    detail: str = ""  # a traceback for the log, where there is one
+
+
+class Program(Protocol):
+    """What runs where the work is done. Picklable; made ready once per process, then called for every job."""
+
+    def ready(self) -> None:
+        """Slow preparations (build the network, map the data)."""
+
+    def __call__(self, job: Any, state: Mapping[str, Tensor]) -> Any:
+        """The result of one job, given the server's tensors of this round (which it must not write to)."""
+
+
+class Engine(Protocol):
+    def run(self, jobs: Sequence[Any], state: Mapping[str, Tensor]) -> Iterator[Outcome]:
+        """Exactly one Outcome per job, as they finish. A job that fails costs only its own outcome."""
+
+    def close(self) -> None:
+        """Ends what the engine started. Harmless when called twice."""
+
+
+class EngineFailed(Exception):
+    """The engine cannot work at all (the program does not start): no device is to blame."""

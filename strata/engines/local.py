@@ -1,0 +1,272 @@
+"""Device work on this machine: warm single-threaded worker processes, or (workers=0) this process itself."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import traceback
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection, wait
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from strata.engines import wire
+from strata.engines.base import EngineFailed, Outcome, Program
+from strata.engines.shared import Block, Layout
+from strata.errors import BadInput
+
+IN_WORKER = "STRATA_WORKER"  # set in everything an engine starts
+
+
+def default_workers() -> int:
+    """One per core this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+class InlineEngine:
+    """Every job in this process, one after the other. Same bits as worker processes, because also single-threaded."""
+
+    def __init__(self, program: Program) -> None:
+        self._program = program
+        self._is_ready = False
+
+    def run(self, jobs: Sequence[Any], state: Mapping[str, Tensor]) -> Iterator[Outcome]:
+        if not self._is_ready:
+            self._program.ready()
+            self._is_ready = True
+        for index, job in enumerate(jobs):
+            threads = torch.get_num_threads()
+            torch.set_num_threads(1)
+            try:
+                yield Outcome(index, self._program(job, state))
+            except Exception as error:
+                yield Outcome(index, None, f"{type(error).__name__}: {error}", traceback.format_exc())
+            finally:
+                torch.set_num_threads(threads)
+
+    def close(self) -> None:
+        pass
+
+
+@dataclass
+class _Worker:
+    pid: int
+    pipe: Connection
+    sender: wire.Sender
+    job: int | None = None
+    since: float = field(default=0.0)
+
+
+class LocalEngine:
+    """Worker processes forked from one prepared process (see nursery.py).
+
+    A worker that dies is replaced and its job tried once more. `timeout` (seconds of real time, off by default because
+    results would then depend on the machine) ends a worker whose job hangs.
+    `shared` are the types (with a `.hash`) that are sent to each worker only once.
+    """
+
+    def __init__(
+        self,
+        program: Program,
+        workers: int,
+        shared: tuple[type, ...] = (),
+        retries: int = 1,
+        timeout: float | None = None,
+    ) -> None:
+        if workers < 1:
+            raise BadInput(f"workers must be at least 1, not {workers} (0 = no worker processes is InlineEngine)")
+        self._program = program
+        self._size, self._shared, self._retries, self._timeout = workers, shared, retries, timeout
+        self._workers: list[_Worker] = []
+        self._block: Block | None = None
+        self._process: subprocess.Popen[bytes] | None = None
+        self._start()
+
+    @property
+    def worker_pids(self) -> list[int]:
+        return [worker.pid for worker in self._workers]
+
+    def run(self, jobs: Sequence[Any], state: Mapping[str, Tensor]) -> Iterator[Outcome]:
+        self._publish(state)
+        waiting = deque(range(len(jobs)))
+        deaths = [0] * len(jobs)
+        open_jobs = len(jobs)
+        try:
+            while open_jobs:
+                busy = [worker for worker in self._workers if worker.job is not None]
+                while waiting and len(busy) < self._size:
+                    worker = self._idle()
+                    worker.job, worker.since = waiting.popleft(), time.monotonic()
+                    busy.append(worker)
+                    with contextlib.suppress(OSError):  # it died: seen below, as the end of its pipe
+                        worker.pipe.send_bytes(worker.sender.dump(jobs[worker.job]))
+                ready = set(map(id, wait([worker.pipe for worker in busy], self._patience(busy))))
+                for worker in busy:
+                    index = worker.job
+                    assert index is not None
+                    if id(worker.pipe) in ready:
+                        answer = _receive(worker.pipe)
+                        if answer is not None:
+                            worker.job = None
+                            open_jobs -= 1
+                            yield Outcome(index, *answer)
+                            continue
+                        self._remove(worker)
+                        deaths[index] += 1
+                        if deaths[index] <= self._retries:
+                            waiting.appendleft(index)
+                            continue
+                        reason = f"its worker process was killed {deaths[index]} times"
+                    elif self._timeout is not None and time.monotonic() - worker.since >= self._timeout:
+                        self._remove(worker)
+                        reason = f"no answer within {self._timeout:g} s"
+                    else:
+                        continue
+                    open_jobs -= 1
+                    yield Outcome(index, None, reason)
+        finally:  # the caller gave up: what still runs is of no use
+            for worker in [worker for worker in self._workers if worker.job is not None]:
+                self._remove(worker)
+
+    def close(self) -> None:
+        for worker in list(self._workers):
+            self._remove(worker)
+        if self._process is not None:
+            self._control.close()
+            self._process.kill()
+            self._process.wait()
+            self._process = None
+        if self._block is not None:
+            self._block.close()
+            self._block = None
+
+    def _patience(self, busy: list[_Worker]) -> float | None:
+        if self._timeout is None:
+            return None
+        return max(0.0, min(worker.since for worker in busy) + self._timeout - time.monotonic())
+
+    def _publish(self, state: Mapping[str, Tensor]) -> None:
+        layout = Layout.of(state)
+        if self._block is None or self._block.layout != layout:
+            for worker in list(self._workers):
+                self._remove(worker)
+            if self._block is not None:
+                self._block.close()
+            self._block = Block(layout)
+            self._block_is_sent = False
+        self._block.write(state)
+
+    def _start(self) -> None:
+        """Does not wait until the program is ready: that time is the caller's."""
+        main, data = _pickled(self._program)
+        ours, theirs = socket.socketpair()
+        threads = {name: "1" for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")}
+        path = os.pathsep.join(entry or os.getcwd() for entry in sys.path)
+        environment = {**os.environ, **threads, "PYTHONPATH": path, IN_WORKER: "1"}
+        command = [sys.executable, "-m", "strata.engines.nursery", str(theirs.fileno()), str(os.getpid())]
+        self._process = subprocess.Popen(command, pass_fds=[theirs.fileno()], env=environment, stdin=subprocess.DEVNULL)
+        theirs.close()
+        self._control, self._pipe = ours, Connection(os.dup(ours.fileno()))
+        self._block_is_sent = False
+        self._is_ready = False
+        threading.Thread(target=_send, args=(self._pipe, [wire.dump(main), data]), daemon=True).start()
+
+    def _idle(self) -> _Worker:
+        for worker in self._workers:
+            if worker.job is None:
+                return worker
+        try:
+            worker = self._fork()
+        except (OSError, EOFError):  # the nursery was killed, and its workers with it: once more from the start
+            assert self._process is not None
+            self._process.kill()
+            self._process.wait()
+            self._control.close()
+            self._start()
+            try:
+                worker = self._fork()
+            except (OSError, EOFError) as error:
+                raise EngineFailed("the process that starts the workers was killed twice") from error
+        self._workers.append(worker)
+        return worker
+
+    def _fork(self) -> _Worker:
+        if not self._is_ready:
+            failure = wire.load(self._pipe.recv_bytes())
+            if failure is not None:
+                error, text = failure
+                if isinstance(error, BadInput):
+                    raise error
+                raise EngineFailed(f"the workers' program does not start:\n{text}") from error
+            self._is_ready = True
+        assert self._block is not None
+        ours, theirs = socket.socketpair()
+        with theirs:
+            fds = [theirs.fileno()] if self._block_is_sent else [self._block.fd, theirs.fileno()]
+            self._pipe.send_bytes(wire.dump(None if self._block_is_sent else self._block.layout))
+            socket.send_fds(self._control, [b"."], fds)
+        self._block_is_sent = True
+        pid = wire.load(self._pipe.recv_bytes())
+        return _Worker(pid, Connection(ours.detach()), wire.Sender(self._shared))
+
+    def _remove(self, worker: _Worker) -> None:
+        self._workers.remove(worker)
+        worker.pipe.close()
+        # The pid is ours as long as the nursery lives (it reaps); a dead one was reaped and may be anybody's.
+        # A worker that computes does not see its pipe close, so it is ended by its own process id.
+        if _is_child_of(worker.pid, self._process.pid if self._process else -1):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(worker.pid, signal.SIGKILL)
+
+
+def _send(pipe: Connection, messages: list[bytes]) -> None:
+    with contextlib.suppress(OSError):  # the other end is gone: seen when it is asked for a worker
+        for message in messages:
+            pipe.send_bytes(message)
+
+
+def _receive(pipe: Connection) -> tuple[Any, str | None, str] | None:
+    try:
+        answer: tuple[Any, str | None, str] = wire.load(pipe.recv_bytes())
+    except (EOFError, OSError):
+        return None
+    return answer
+
+
+def _is_child_of(pid: int, parent: int) -> bool:
+    try:
+        with open(f"/proc/{pid}/stat", encoding="ascii", errors="replace") as file:
+            return int(file.read().rsplit(")", 1)[1].split()[1]) == parent
+    except FileNotFoundError:
+        return not os.path.isdir("/proc/self")  # no /proc on this system: trust the number
+    except (OSError, ValueError, IndexError):
+        return False
+
+
+def _pickled(program: Program) -> tuple[str | None, bytes]:
+    try:
+        data = wire.dump(program)
+    except Exception as error:
+        raise BadInput(
+            f"the model or training settings cannot be sent to worker processes ({error}): define them at the top "
+            "level of a module, or use workers=0"
+        ) from error
+    if b"__main__" not in data:
+        return None, data
+    path = getattr(sys.modules["__main__"], "__file__", None)
+    if path is None:
+        raise BadInput(
+            "the model is defined in an interactive session, which worker processes cannot see: put it in a module, "
+            "or use workers=0"
+        )
+    return os.path.abspath(path), data

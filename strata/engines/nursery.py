@@ -1,0 +1,126 @@
+"""The process that workers are forked from: imports torch and makes the program ready once, then forks on request.
+
+So a new worker, or one in place of a killed one, costs milliseconds; and a user's script is never run again in a child.
+Started as `python -m strata.engines.nursery FD`. Everything here ends when the server process ends.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import multiprocessing.spawn
+import os
+import pickle
+import signal
+import socket
+import sys
+import threading
+import time
+import traceback
+from multiprocessing.connection import Connection
+from typing import Any
+
+import torch
+
+from strata.engines import wire
+from strata.engines.shared import Block, Layout
+
+PR_SET_PDEATHSIG = 1
+
+
+def die_with_parent(parent: int) -> None:
+    """This process ends when `parent` does, also in the middle of a computation."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    else:
+        threading.Thread(target=_watch, args=(parent,), daemon=True).start()
+    if os.getppid() != parent:  # it ended before we asked
+        os._exit(1)
+
+
+def _watch(parent: int) -> None:
+    while os.getppid() == parent:
+        time.sleep(1)
+    os._exit(1)
+
+
+def main() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the server decides
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps workers
+    control = socket.socket(fileno=int(sys.argv[1]))
+    die_with_parent(int(sys.argv[2]))
+    torch.set_num_threads(1)
+    pipe = Connection(os.dup(control.fileno()))
+    try:
+        main_path = wire.load(pipe.recv_bytes())
+        program_bytes = pipe.recv_bytes()
+        if main_path is not None:  # the program refers to the user's script, as with multiprocessing's spawn
+            multiprocessing.spawn.prepare({"init_main_from_path": main_path})
+        program = pickle.loads(program_bytes)
+        del program_bytes
+        program.ready()
+    except EOFError:
+        return
+    except BaseException as error:  # reported, not raised: the server says it to the user
+        pipe.send_bytes(wire.dump((error if _travels(error) else None, traceback.format_exc())))
+        return
+    pipe.send_bytes(wire.dump(None))
+    gc.collect()
+    gc.freeze()
+    state: Block | None = None
+    while True:
+        try:
+            data = pipe.recv_bytes()
+        except (EOFError, OSError):
+            return
+        layout: Layout | None = wire.load(data)
+        _, fds, _, _ = socket.recv_fds(control, 1, 2)
+        if layout is not None:
+            state = Block(layout, fds.pop(0))
+        assert state is not None
+        nursery = os.getpid()
+        pid = os.fork()
+        if pid == 0:
+            die_with_parent(nursery)
+            control.close()
+            pipe.close()
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            code = 1
+            try:
+                work(program, Connection(fds[0]), state)
+                code = 0
+            finally:
+                os._exit(code)
+        os.close(fds[0])
+        pipe.send_bytes(wire.dump(pid))
+
+
+def _travels(error: BaseException) -> bool:
+    try:
+        pickle.loads(pickle.dumps(error))
+    except Exception:
+        return False
+    return isinstance(error, Exception)
+
+
+def work(program: Any, pipe: Connection, state: Block) -> None:
+    """One worker: jobs in, results out, until the server closes the pipe."""
+    receiver = wire.Receiver()
+    while True:
+        try:
+            job = receiver.load(pipe.recv_bytes())
+        except (EOFError, ConnectionError):
+            return
+        try:
+            answer = wire.dump((program(job, state.tensors), None, ""))
+        except Exception as error:
+            answer = wire.dump((None, f"{type(error).__name__}: {error}", traceback.format_exc()))
+        try:
+            pipe.send_bytes(answer)
+        except ConnectionError:
+            return
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,93 @@
+"""Messages between the server process and its own workers (private pipes; nothing from outside is ever read here).
+
+A Cut is sent to each worker once and then referred to by its hash; tensors travel as plain arrays.
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+from collections.abc import Callable, MutableMapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+KEPT = 64  # Cuts a worker remembers: enough for every step of a plan's round, bounded for random cuts
+
+
+def _tensor(array: Any, dtype: torch.dtype | None) -> Tensor:
+    tensor = torch.from_numpy(array)
+    return tensor if dtype is None else tensor.view(dtype)
+
+
+class _Pickler(pickle.Pickler):
+    def __init__(self, file: io.BytesIO, shared: tuple[type, ...], known: MutableMapping[str, Any] | None) -> None:
+        super().__init__(file, protocol=5)
+        self._shared, self._known = shared, known
+        self.fresh: dict[str, Any] = {}
+
+    def persistent_id(self, obj: Any) -> str | None:
+        if self._known is None or not isinstance(obj, self._shared):
+            return None
+        if obj.hash not in self._known:
+            self.fresh[obj.hash] = obj
+        return str(obj.hash)
+
+    def reducer_override(self, obj: Any) -> Any:
+        if type(obj) is Tensor and not obj.requires_grad and obj.device.type == "cpu":  # Parameters stay Parameters
+            tensor = obj.contiguous()
+            if tensor.dtype == torch.bfloat16:
+                return _tensor, (tensor.view(torch.int16).numpy(), torch.bfloat16)
+            return _tensor, (tensor.numpy(), None)
+        return NotImplemented
+
+
+class _Unpickler(pickle.Unpickler):
+    def __init__(self, file: io.BytesIO, load: Callable[[str], Any]) -> None:
+        super().__init__(file)
+        self._load = load
+
+    def persistent_load(self, pid: str) -> Any:
+        return self._load(pid)
+
+
+def dump(message: Any) -> bytes:
+    """Everything by value."""
+    buffer = io.BytesIO()
+    _Pickler(buffer, (), None).dump(message)
+    return buffer.getvalue()
+
+
+def load(data: bytes) -> Any:
+    return pickle.loads(data)
+
+
+class Sender:
+    """Remembers what the other end already has."""
+
+    def __init__(self, shared: tuple[type, ...]) -> None:
+        self._shared = shared
+        self._known: dict[str, Any] = {}
+
+    def dump(self, message: Any) -> bytes:
+        forget = len(self._known) > KEPT
+        if forget:
+            self._known.clear()
+        buffer = io.BytesIO()
+        pickler = _Pickler(buffer, self._shared, self._known)
+        pickler.dump(message)
+        self._known.update(dict.fromkeys(pickler.fresh))
+        return dump((forget, pickler.fresh, buffer.getvalue()))
+
+
+class Receiver:
+    def __init__(self) -> None:
+        self._known: dict[str, Any] = {}
+
+    def load(self, data: bytes) -> Any:
+        forget, fresh, body = load(data)
+        if forget:
+            self._known.clear()
+        self._known.update(fresh)
+        return _Unpickler(io.BytesIO(body), self._known.__getitem__).load()
