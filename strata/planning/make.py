@@ -1,0 +1,148 @@
+"""`strata.plan`: a model and a budget to a Plan."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from strata.cutting import ChannelGraph
+from strata.errors import BadInput
+from strata.planning.infeasible import PlanInfeasible, remedies, shortfall, smallest_budget
+from strata.planning.plans import Level, Plan, Step, request_json
+from strata.planning.pricing import Pricing
+from strata.planning.schedules import DEFAULT_PATIENCE, SCHEDULES, until_rounds
+from strata.planning.search import Configuration, search, smallest_frozen, with_narrower_head
+from strata.sizes import at_least_one, parse_bytes, parse_ratio, parse_shape
+
+if TYPE_CHECKING:
+    from torch import nn
+
+ACCOUNTINGS = ("paper", "peak")
+
+
+def plan(
+    model: nn.Module | ChannelGraph,
+    input_shape: Sequence[int] | str = (3, 32, 32),
+    batch_size: int = 32,
+    budget: str | int | Sequence[str | int] | None = None,
+    constraint: float | Sequence[float] | None = None,
+    rounds: int = 500,
+    accounting: str | None = None,
+    schedule: str = "cumulative",
+    head_fraction: float = 1.0,
+    patience: int = DEFAULT_PATIENCE,
+    name: str | None = None,
+) -> Plan:
+    """The steps of Successive Layer Training within `budget` bytes ("24 MiB"), or within what the model scaled to the
+    width `constraint` needs. Several budgets or constraints are levels of devices.
+
+    `accounting` says how bytes are counted: `peak` (live bytes of a real training step; default with `budget`) or
+    `paper` (default with `constraint`). A ChannelGraph may stand in for the model, to export it only once.
+    Raises PlanInfeasible where nothing fits, BadInput where the request makes no sense.
+    """
+    asked = _levels(budget, constraint)
+    batch_size = at_least_one(batch_size, "the batch size")
+    rounds = at_least_one(rounds, "the number of rounds")
+    patience = at_least_one(patience, "the patience")
+    head_fraction = parse_ratio(head_fraction, "the head fraction")
+    accounting = accounting or ("paper" if budget is None else "peak")
+    if accounting not in ACCOUNTINGS:
+        raise BadInput(f"unknown accounting {accounting!r}: use {' or '.join(ACCOUNTINGS)}")
+    if schedule not in SCHEDULES:
+        raise BadInput(f"unknown schedule {schedule!r}: use {', '.join(SCHEDULES)}")
+    graph = model if isinstance(model, ChannelGraph) else ChannelGraph(model, input_shape=parse_shape(input_shape))
+
+    price = Pricing(graph, batch_size, accounting)
+    budgets = [value if kind == "budget" else price.of_width(value) for kind, value in asked]
+    weakest = min(budgets)
+    name = name or _name(model)
+    full_bytes = price.bytes(0, 0, 1.0)
+    configurations = search(price.bytes, graph.depth, price.scales, weakest)
+    if configurations is None:
+        request = request_json(
+            name, graph.classes, tuple(graph.input_shape), batch_size, accounting, schedule, weakest, full_bytes
+        )
+        raise _infeasible(price, weakest, request)
+    if head_fraction < 1:
+        configurations = with_narrower_head(price.bytes, configurations, price.scales, weakest, head_fraction)
+    levels = _device_levels(price, configurations, asked, budgets) if len(asked) > 1 else ()
+    ends = until_rounds(schedule, price.trained_parameters, [c.scale for c in configurations], rounds)
+    return Plan(
+        model=name,
+        classes=graph.classes,
+        input_shape=tuple(graph.input_shape),
+        batch_size=batch_size,
+        accounting=accounting,
+        schedule=schedule,
+        budget_bytes=weakest,
+        full_bytes=full_bytes,
+        steps=tuple(_step(price, n, c, end) for n, (c, end) in enumerate(zip(configurations, ends, strict=True))),
+        levels=levels,
+        patience=patience,
+        graph=graph,
+    )
+
+
+def _levels(
+    budget: str | int | Sequence[str | int] | None, constraint: float | Sequence[float] | None
+) -> list[tuple[str, int | float]]:
+    """[("budget", bytes) | ("constraint", ratio)], in the order given."""
+    if (budget is None) == (constraint is None):
+        raise BadInput("give either a budget in bytes, such as '24 MiB', or a constraint ratio, such as 0.25")
+    if budget is not None:
+        many = [budget] if isinstance(budget, str | int) else list(budget)
+        found: list[tuple[str, int | float]] = [("budget", parse_bytes(value)) for value in many]
+    else:
+        ratios = (
+            list(constraint) if isinstance(constraint, Sequence) and not isinstance(constraint, str) else [constraint]
+        )
+        found = [("constraint", parse_ratio(value)) for value in ratios if value is not None]
+    if not found:
+        raise BadInput("the list of budgets is empty: give at least one")
+    return found
+
+
+def _device_levels(
+    price: Pricing, steps: Sequence[Configuration], asked: Sequence[tuple[str, int | float]], budgets: Sequence[int]
+) -> tuple[Level, ...]:
+    levels = []
+    for (kind, value), budget in zip(asked, budgets, strict=True):
+        weakest = budget == min(budgets)
+        k_frozen = [step.k_frozen if weakest else smallest_frozen(price.bytes, step, budget) for step in steps]
+        levels.append(Level(float(value) if kind == "constraint" else None, budget, tuple(k_frozen)))
+    return tuple(levels)
+
+
+def _step(price: Pricing, number: int, configuration: Configuration, until_round: int | None) -> Step:
+    where = (configuration.k_frozen, configuration.k_trained, configuration.scale)
+    memory = price.memory(*where)
+    trained = price.trained_parameters(*where)
+    return Step(
+        number, *where, memory.total, memory.weights, memory.gradients, memory.activations,
+        trained, 4 * trained, price.train_flops(*where), until_round,
+    )  # fmt: skip
+
+
+def _infeasible(price: Pricing, budget: int, request: dict[str, object]) -> PlanInfeasible:
+    narrowest = price.scales[0]
+
+    def fits(batch_size: int, accumulating: bool = False) -> bool:
+        at = price.at_batch(batch_size)
+
+        def memory(k_frozen: int, k_trained: int, scale: float) -> int:
+            needed = at.memory(k_frozen, k_trained, scale)
+            # Accumulated gradients stay through the next forward pass; the paper's count holds them all along.
+            return needed.total + (needed.gradients if accumulating and price.accounting == "peak" else 0)
+
+        return shortfall(memory, at.depth, narrowest, budget) is None
+
+    short = shortfall(price.bytes, price.depth, narrowest, budget)
+    assert short is not None, "search and shortfall disagree"
+    smallest = smallest_budget(price.bytes, price.depth, narrowest)
+    return PlanInfeasible(
+        request, short, remedies(smallest, price.batch_size, fits, lambda batch_size: fits(batch_size, True))
+    )
+
+
+def _name(model: nn.Module | ChannelGraph) -> str:
+    return "graph" if isinstance(model, ChannelGraph) else type(model).__name__

@@ -1,0 +1,142 @@
+"""Plan: which part of the model trains in which rounds, within which bytes. A value: printable, JSON, stable hash."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import asdict, dataclass, field, fields
+from typing import TYPE_CHECKING, Any
+
+from strata.errors import BadInput
+from strata.planning.schedules import DEFAULT_PATIENCE
+
+if TYPE_CHECKING:
+    from strata.cutting import ChannelGraph, Cut
+
+
+@dataclass(frozen=True)
+class Step:
+    """Layers 1..k_frozen frozen, up to k_trained trained at full width, above them a head of width `scale`."""
+
+    step: int
+    k_frozen: int
+    k_trained: int
+    scale: float
+    memory_bytes: int
+    weights_bytes: int
+    gradients_bytes: int
+    activations_bytes: int
+    trained_parameters: int
+    upload_bytes: int
+    train_flops_per_sample: int
+    until_round: int | None  # exclusive; None: decided in training (early-stopping)
+
+
+@dataclass(frozen=True)
+class Level:
+    """A kind of device: the weakest fixes every scale, a stronger one freezes fewer layers."""
+
+    constraint: float | None
+    budget_bytes: int
+    k_frozen: tuple[int, ...]  # per step
+
+
+@dataclass(frozen=True)
+class Plan:
+    model: str
+    classes: int
+    input_shape: tuple[int, ...]
+    batch_size: int
+    accounting: str
+    schedule: str
+    budget_bytes: int  # the weakest level's
+    full_bytes: int
+    steps: tuple[Step, ...]
+    levels: tuple[Level, ...] = ()  # only for heterogeneous budgets, in the order given
+    patience: int = DEFAULT_PATIENCE  # only for early-stopping
+    graph: ChannelGraph = field(kw_only=True, repr=False, compare=False)
+
+    @property
+    def rounds(self) -> int | None:
+        return self.steps[-1].until_round
+
+    @property
+    def skipped(self) -> tuple[int, ...]:
+        """Steps that get no round, because there are few rounds."""
+        ends = [0, *(step.until_round or 0 for step in self.steps)]
+        return tuple(
+            step.step for step in self.steps if step.until_round is not None and step.until_round == ends[step.step]
+        )
+
+    def step_at(self, round: int) -> Step:
+        """The step of a round (from 0); rounds past the end stay at the last step."""
+        if self.schedule == "early-stopping":
+            raise ValueError("with early-stopping the step of a round is decided in training")
+        if round < 0:
+            raise ValueError(f"rounds count from 0, not {round}")
+        return next((s for s in self.steps if s.until_round is not None and round < s.until_round), self.steps[-1])
+
+    def cut(self, step: int, level: int | None = None) -> Cut:
+        """What a device of this level trains at this step; without a level, the weakest."""
+        chosen = self.steps[step]
+        k_frozen = chosen.k_frozen if level is None else self.levels[level].k_frozen[step]
+        return self.graph.slt(k_frozen, chosen.k_trained, chosen.scale)
+
+    def to_json(self) -> dict[str, Any]:
+        levels = {"levels": [asdict(level) | {"k_frozen": list(level.k_frozen)} for level in self.levels]}
+        return {
+            **request_json(self.model, self.classes, self.input_shape, self.batch_size, self.accounting, self.schedule,
+                           self.budget_bytes, self.full_bytes),
+            "feasible": True,
+            "steps": [asdict(step) for step in self.steps],
+            **(levels if self.levels else {}),
+        }  # fmt: skip
+
+    @staticmethod
+    def from_json(data: Any, graph: ChannelGraph, patience: int = DEFAULT_PATIENCE) -> Plan:
+        """A plan that to_json wrote, for the model it was made for."""
+        try:
+            plan = Plan(
+                model=str(data["model"]), classes=int(data["classes"]), input_shape=tuple(map(int, data["input"])),
+                batch_size=int(data["batch"]), accounting=str(data["accounting"]), schedule=str(data["schedule"]),
+                budget_bytes=int(data["budget_bytes"]), full_bytes=int(data["full_bytes"]),
+                steps=tuple(Step(**{f.name: step[f.name] for f in fields(Step)}) for step in data["steps"]),
+                levels=tuple(
+                    Level(level["constraint"], int(level["budget_bytes"]), tuple(map(int, level["k_frozen"])))
+                    for level in data.get("levels", ())
+                ),
+                patience=patience, graph=graph,
+            )  # fmt: skip
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise BadInput(f"this is not a plan as `strata plan --json` writes it: {error!r}") from error
+        deepest = max((step.k_trained for step in plan.steps), default=graph.depth + 1)
+        if plan.classes != graph.classes or plan.input_shape != tuple(graph.input_shape) or deepest > graph.depth:
+            raise BadInput("the plan was made for another model, class count or input shape")
+        return plan
+
+    @property
+    def hash(self) -> str:
+        """Equal for equal plans of equal models, on any machine."""
+        parts = [self.graph.hash, self.patience, self.to_json()]
+        return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
+
+    def __str__(self) -> str:
+        from strata.planning.table import render
+
+        return render(self)
+
+    def __rich__(self) -> Any:
+        from strata.planning.table import renderable
+
+        return renderable(self)
+
+
+def request_json(
+    model: str, classes: int, input_shape: tuple[int, ...], batch_size: int, accounting: str, schedule: str,
+    budget_bytes: int, full_bytes: int,
+) -> dict[str, Any]:  # fmt: skip
+    """What was asked for: the opening of a plan's JSON, feasible or not."""
+    return {
+        "model": model, "classes": classes, "input": list(input_shape), "batch": batch_size, "accounting": accounting,
+        "schedule": schedule, "budget_bytes": budget_bytes, "full_bytes": full_bytes,
+    }  # fmt: skip

@@ -1,0 +1,44 @@
+"""What a configuration of one model costs at one batch size: the costs room with a memory, as the search asks often."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import TYPE_CHECKING
+
+from strata import costs
+from strata.planning.search import distinct_scales
+
+if TYPE_CHECKING:
+    from strata.costs import Memory
+    from strata.cutting import ChannelGraph, Cut
+
+
+class Pricing:
+    def __init__(self, graph: ChannelGraph, batch_size: int, accounting: str) -> None:
+        self.graph, self.batch_size, self.accounting = graph, batch_size, accounting
+        self.depth = graph.depth
+        self.scales = distinct_scales(graph.widths)
+        self.cut = cache(graph.slt)
+        self.memory = cache(self._memory)
+
+    def bytes(self, k_frozen: int, k_trained: int, scale: float) -> int:
+        return self.memory(k_frozen, k_trained, scale).total
+
+    def of_cut(self, cut: Cut) -> Memory:
+        return costs.memory(self.graph, cut, self.batch_size, accounting=self.accounting)
+
+    def of_width(self, constraint: float) -> int:
+        """What the width-scaled model of this ratio needs: a constraint in bytes."""
+        return self.of_cut(self.graph.prefix(constraint)).total
+
+    def trained_parameters(self, k_frozen: int, k_trained: int, scale: float) -> int:
+        return costs.traffic(self.graph, self.cut(k_frozen, k_trained, scale)).upload // 4
+
+    def train_flops(self, k_frozen: int, k_trained: int, scale: float) -> int:
+        return costs.flops(self.graph, self.cut(k_frozen, k_trained, scale)).train
+
+    def at_batch(self, batch_size: int) -> Pricing:
+        return Pricing(self.graph, batch_size, self.accounting)
+
+    def _memory(self, k_frozen: int, k_trained: int, scale: float) -> Memory:
+        return self.of_cut(self.cut(k_frozen, k_trained, scale))

@@ -1,0 +1,114 @@
+"""A plan as a table that people can read."""
+
+from __future__ import annotations
+
+from io import StringIO
+from typing import TYPE_CHECKING
+
+from rich.console import Console, Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from strata.models.loading import show_shape
+from strata.sizes import show_bytes
+
+if TYPE_CHECKING:
+    from strata.planning.plans import Plan, Step
+
+BAR = 10  # characters for a full budget
+WIDTH = 100  # of str(plan)
+
+
+def render(plan: Plan) -> str:
+    """Plain text, the same everywhere."""
+    out = StringIO()
+    Console(file=out, width=WIDTH, color_system=None, legacy_windows=False).print(renderable(plan))
+    return out.getvalue().rstrip("\n")
+
+
+def renderable(plan: Plan) -> RenderableType:
+    return Group(_heading(plan), _steps(plan), *_notes(plan))
+
+
+def _heading(plan: Plan) -> Text:
+    share = plan.budget_bytes / plan.full_bytes
+    return Text.assemble(
+        (plan.model, "bold"),
+        f": {plan.classes} classes, input {show_shape(plan.input_shape)}, batch {plan.batch_size}\n"
+        f"budget {show_bytes(plan.budget_bytes)}, {share:.1%} of the {show_bytes(plan.full_bytes)} that training the "
+        f"whole model needs ({plan.accounting} accounting)",
+    )
+
+
+def _steps(plan: Plan) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for name in (
+        "step",
+        "rounds",
+        "frozen",
+        "in full",
+        "head",
+        "memory",
+        "of the budget",
+        "trained",
+        "upload",
+        "MFLOP",
+    ):
+        table.add_column(name, justify="left" if name == "of the budget" else "right", no_wrap=True)
+    start = 0
+    for step in plan.steps:
+        skipped = step.step in plan.skipped
+        table.add_row(
+            str(step.step),
+            _rounds(start, step),
+            _layers(1, step.k_frozen),
+            _layers(step.k_frozen + 1, step.k_trained),
+            "none" if step.k_trained == plan.graph.depth else f"{step.scale:.3f}",
+            show_bytes(step.memory_bytes),
+            _bar(step.memory_bytes / plan.budget_bytes),
+            f"{step.trained_parameters:,}",
+            show_bytes(step.upload_bytes),
+            f"{step.train_flops_per_sample / 1e6:,.1f}",
+            style="dim" if skipped else None,
+        )
+        start = step.until_round or 0
+    return table
+
+
+def _rounds(start: int, step: Step) -> str:
+    if step.until_round is None:
+        return "open"
+    if step.until_round == start:
+        return "none"
+    return str(start) if step.until_round == start + 1 else f"{start}–{step.until_round - 1}"
+
+
+def _layers(first: int, last: int) -> str:
+    return "–" if last < first else str(first) if first == last else f"{first}–{last}"
+
+
+def _bar(share: float) -> str:
+    filled = round(share * BAR)
+    return f"{'█' * min(filled, BAR)}{'·' * (BAR - filled)} {share:>4.0%}"
+
+
+def _notes(plan: Plan) -> list[Text]:
+    notes = []
+    if len(plan.steps) == 1:
+        notes.append("The whole model fits the budget: it trains as it is, in one step.")
+    else:
+        notes.append(
+            f"Step 0 pre-trains the thin model; from step {plan.steps[-1].step} on, the rest trains at full width."
+        )
+    activations = sum(step.activations_bytes for step in plan.steps) / sum(step.memory_bytes for step in plan.steps)
+    notes.append(f"Activations are {activations:.0%} of the memory; the rest is weights and gradients.")
+    if plan.schedule == "early-stopping":
+        notes.append(f"The next step begins after {plan.patience} rounds without better accuracy (early-stopping).")
+    if plan.skipped:
+        listed = ", ".join(map(str, plan.skipped))
+        notes.append(f"{plan.rounds} rounds are few: no round is left for step {listed}, skipped.")
+    for number, level in enumerate(plan.levels):
+        ratio = "" if level.constraint is None else f" (constraint {level.constraint:g})"
+        frozen = " ".join(map(str, level.k_frozen))
+        notes.append(f"Level {number}, {show_bytes(level.budget_bytes)}{ratio}: frozen layers per step {frozen}")
+    return [Text(note) for note in notes]
