@@ -1,0 +1,163 @@
+"""strata data: which data sets there are, `get` one, `show` who holds what."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from strata.errors import BadInput
+
+if TYPE_CHECKING:
+    from strata.data.download import Progress
+
+_SHOWN = 1000  # devices at most in the table: a lazy fleet may have millions
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    text = argparse.RawDescriptionHelpFormatter
+    parser = subparsers.add_parser(
+        "data", help="which data sets there are, where from, what is on disk; get one; show who holds what",
+        description="List the data sets: name, source, size to download, whether they are on disk.",
+        epilog="example: strata data\n         strata data get cifar10 --dir ~/data\n"
+        "         strata data show --data digits --partition dirichlet:0.1 --devices 20",
+        formatter_class=text,
+    )  # fmt: skip
+    _add_place(parser, "--dir", "dir")
+    parser.add_argument("--json", action="store_true", help="print one JSON document")
+    parser.set_defaults(func=list_data)
+    actions = parser.add_subparsers(dest="action", metavar="get | show")
+
+    get = actions.add_parser(
+        "get", help="download a data set, with checksum, continuing what was begun",
+        description="Download a data set and unpack it. A broken download continues where it stopped.",
+        epilog="example: strata data get cifar10 --dir ~/data", formatter_class=text,
+    )  # fmt: skip
+    get.add_argument("name", metavar="NAME", help="a name from `strata data`")
+    _add_place(get, "--dir", "dir")
+    get.add_argument("--mirror", metavar="URL", help="fetch the same files from this address (checksums still apply)")
+    get.add_argument("--json", action="store_true", help="print one JSON document")
+    get.set_defaults(func=get_data)
+
+    show = actions.add_parser(
+        "show", help="a table, and a picture, of which device holds how many samples of which class",
+        description="Show how a partition spreads the training samples over the devices.",
+        epilog="example: strata data show --data digits --partition dirichlet:0.1 --devices 20 --picture holdings.png",
+        formatter_class=text,
+    )  # fmt: skip
+    show.add_argument("--data", default="digits", metavar="NAME", help="data set (default digits)")
+    _add_place(show, "--data-dir", "data_dir")
+    show.add_argument(
+        "--partition", default="iid", metavar="P", help="iid, dirichlet:ALPHA, shards:N, user, lazy[:SAMPLES] (default iid)"
+    )
+    show.add_argument("--devices", type=int, default=100, metavar="N", help="number of devices (default 100)")
+    show.add_argument("--seed", type=int, default=0, metavar="N", help="seed of the partition (default 0)")
+    show.add_argument("--picture", metavar="FILE", help="also draw it (png, pdf, svg)")
+    show.add_argument("--json", action="store_true", help="print one JSON document")
+    show.set_defaults(func=show_data)
+
+
+def _add_place(parser: argparse.ArgumentParser, flag: str, dest: str) -> None:
+    parser.add_argument(
+        flag, dest=dest, metavar="DIR", help="folder the data sets are in (default $STRATA_DATA or ~/.cache/strata/data)"
+    )
+
+
+def _place(given: str | None) -> Path:
+    from strata.data import default_root
+
+    return Path(given).expanduser() if given else default_root()
+
+
+def list_data(args: argparse.Namespace) -> None:
+    from strata.data import CATALOGUE
+
+    root = _place(args.dir)
+    rows: list[dict[str, Any]] = []
+    for entry in CATALOGUE.values():
+        embedded = entry.download_bytes == 0
+        found = entry.find(root)
+        rows.append({
+            "name": entry.name, "summary": entry.summary, "source": entry.source, "download_bytes": entry.download_bytes,
+            "on_disk": found is not None, "path": None if embedded or found is None else str(found),
+            "get": "embedded" if embedded else "download" if entry.downloads else "by hand",
+        })  # fmt: skip
+    if args.json:
+        print(json.dumps({"dir": str(root), "data": rows}))
+        return
+    lines = [("name", "on disk", "download", "what", "source")]
+    for row in rows:
+        here = "in the package" if row["get"] == "embedded" else "yes" if row["on_disk"] else "no"
+        lines.append((row["name"], here, _size(row), row["summary"], row["source"]))
+    widths = [max(len(line[column]) for line in lines) for column in range(5)]
+    for line in lines:
+        print("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())
+    print(f"\nLooked in {root} (--dir or $STRATA_DATA for another folder). Fetch one: strata data get NAME --dir DIR")
+    print("Your own pictures, a folder per class: --data folder --data-dir DIR (folder:64 to bring them to 64x64).")
+
+
+def _size(row: dict[str, Any]) -> str:
+    megabytes = row["download_bytes"] / 1e6
+    size = "-" if not megabytes else f"{megabytes:.0f} MB" if megabytes < 1000 else f"{megabytes / 1000:.0f} GB"
+    return f"about {size}, by hand" if row["get"] == "by hand" else size
+
+
+def get_data(args: argparse.Namespace) -> None:
+    from strata.data import get
+
+    root = _place(args.dir)
+    path = get(args.name, root, args.mirror, _bar)
+    if args.json:
+        print(json.dumps({"name": args.name, "path": None if args.name == "digits" else str(path)}))
+    elif args.name == "digits":
+        print("digits is in the package; there is nothing to fetch")
+    else:
+        print(f"{args.name} is in {path}; use it with --data {args.name} --data-dir {root}")
+
+
+def _bar(file: str) -> Progress:
+    """A line on stderr that counts up; nothing where stderr is not a terminal."""
+    shown = -1
+
+    def progress(done: int, total: int | None) -> None:
+        nonlocal shown
+        percent = -1 if not total else 100 * done // total
+        step = done >> 20 if percent < 0 else percent
+        if sys.stderr.isatty() and step != shown:
+            shown = step
+            share = "" if percent < 0 else f" ({percent} %)"
+            print(f"\r{file}: {done / 1e6:.1f} MB{share} ", end="\n" if done == total else "", file=sys.stderr, flush=True)
+
+    return progress
+
+
+def show_data(args: argparse.Namespace) -> None:
+    from strata.data import holdings, load, parse_partition, picture, table
+
+    if args.seed < 0:
+        raise BadInput(f"--seed is {args.seed}; it should be 0 or more")
+    data = load(args.data, args.data_dir)
+    partition = parse_partition(args.partition, data, args.devices, args.seed)
+    counts = holdings(partition, data.train.labels, data.classes, limit=_SHOWN)
+    title = f"{args.data}, {args.partition}, {args.devices} devices, seed {args.seed}"
+    if args.picture:
+        picture(counts, args.picture, title, data.class_names)
+    held = (counts > 0).sum(axis=1)
+    samples = counts.sum(axis=1)
+    if args.json:
+        summary = {"data": args.data, "partition": args.partition, "devices": len(partition), "seed": args.seed,
+                   "classes_per_device": round(float(held.mean()), 3), "counts": counts.tolist()}  # fmt: skip
+        print(json.dumps(summary))
+        return
+    print(title)
+    print(table(counts, data.class_names))
+    if len(counts) < len(partition):
+        print(f"... and {len(partition) - len(counts)} more devices")
+    print(
+        f"\n{held.mean():.1f} classes and {samples.mean():.1f} samples per device on average "
+        f"(samples: least {samples.min()}, most {samples.max()}); {len(data.train)} training samples in all"
+    )
+    if args.picture:
+        print(f"picture: {args.picture}")

@@ -1,0 +1,148 @@
+"""Which data sets there are, where each comes from and how it is found, fetched and loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from strata.data.cifar import find_cifar10, find_cifar100, load_cifar10, load_cifar100
+from strata.data.digits import load_digits
+from strata.data.download import Progress, fetch, unpack
+from strata.data.files import default_root
+from strata.data.folders import find_tinyimagenet, load_folder, load_tinyimagenet
+from strata.data.idx import find_fashion, find_mnist, load_fashion, load_mnist
+from strata.data.imagenet64 import find_imagenet64, load_imagenet64
+from strata.data.images import FederatedData
+from strata.data.leaf import find_femnist, load_femnist
+from strata.errors import BadInput
+
+
+@dataclass(frozen=True)
+class Download:
+    url: str
+    md5: str | None
+
+    @property
+    def file(self) -> str:
+        return self.url.rpartition("/")[2]
+
+
+@dataclass(frozen=True)
+class Entry:
+    name: str
+    summary: str
+    source: str
+    download_bytes: int  # to fetch (about, where not published)
+    find: Callable[[Path], Path | None]  # the data set's own folder at or below a root
+    load: Callable[[Path], FederatedData]
+    downloads: tuple[Download, ...] = ()
+    folder: str = ""  # what the archive unpacks to, or where single files go
+    by_hand: str = ""  # how to get it where it cannot simply be downloaded
+
+
+def _idx(base: str, *md5s: str) -> tuple[Download, ...]:
+    files = ("train-images-idx3", "train-labels-idx1", "t10k-images-idx3", "t10k-labels-idx1")
+    return tuple(Download(f"{base}{file}-ubyte.gz", md5) for file, md5 in zip(files, md5s, strict=True))
+
+
+_TORONTO = "https://www.cs.toronto.edu/~kriz/"
+_MNIST = "https://ossci-datasets.s3.amazonaws.com/mnist/"  # LeCun's own server refuses downloads; same files, same md5
+_FASHION = "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/"
+_TINY = "http://cs231n.stanford.edu/"
+_ENTRIES = (
+    Entry("digits", "10 classes, 1500 + 297 images of 8x8, enlarged to 32x32", "in the package (scikit-learn, UCI)", 0,
+          lambda root: root, lambda root: load_digits()),
+    Entry("cifar10", "10 classes, 50,000 + 10,000 images of 32x32", _TORONTO + "cifar.html", 170_498_071,
+          find_cifar10, load_cifar10,
+          (Download(_TORONTO + "cifar-10-python.tar.gz", "c58f30108f718f92721af3b95e74349a"),), "cifar-10-batches-py"),
+    Entry("cifar100", "100 classes, 50,000 + 10,000 images of 32x32", _TORONTO + "cifar.html", 169_001_437,
+          find_cifar100, load_cifar100,
+          (Download(_TORONTO + "cifar-100-python.tar.gz", "eb9058c3a382ffc7106e4002c42a8d85"),), "cifar-100-python"),
+    Entry("mnist", "10 classes, 60,000 + 10,000 images of 28x28, enlarged to 32x32", _MNIST, 11_594_722,
+          find_mnist, load_mnist,
+          _idx(_MNIST, "f68b3c2dcbeaaa9fbdd348bbdeb94873", "d53e105ee54ea40749a09fcbcd1e9432",
+               "9fb629c4189551a2d022fa330f9573f3", "ec29112dd5afa0611ce80d1b7f02629c"), "mnist"),
+    Entry("fashion-mnist", "10 classes, 60,000 + 10,000 images of 28x28, enlarged to 32x32", _FASHION, 30_878_645,
+          find_fashion, load_fashion,
+          _idx(_FASHION, "8d4fb7e6c68d591d4c3dfef9ec88bf0d", "25c81989df183df01b3e8a0aad5dffbe",
+               "bef4ecab320f06d8554ea6380940ec79", "bb300cfdad3c16e7a12a480ee83cd310"), "fashion-mnist"),
+    Entry("femnist", "62 classes, 3550 writers, 805,263 images of 28x28, enlarged to 32x32", "https://leaf.cmu.edu",
+          5_000_000_000, find_femnist, load_femnist, folder="femnist",
+          by_hand="LEAF makes it from NIST's scans: clone https://github.com/TalwalkarLab/leaf, run "
+          "`./preprocess.sh -s niid --sf 1.0 -k 0 -t sample` in leaf/data/femnist, and "
+          "copy data/train and data/test to {root}/femnist"),
+    # no checksum is published by Stanford; this md5 is what many projects record for its 248,100,043 bytes
+    Entry("tinyimagenet", "200 classes, 100,000 + 10,000 images of 64x64", _TINY, 248_100_043,
+          find_tinyimagenet, load_tinyimagenet,
+          (Download(_TINY + "tiny-imagenet-200.zip", "90528d7ca1a48142e341f4ef8d21d0de"),), "tiny-imagenet-200"),
+    Entry("imagenet64", "1000 classes, 1,281,167 + 50,000 images of 64x64", "https://image-net.org/download-images",
+          13_000_000_000, find_imagenet64, load_imagenet64, folder="imagenet64",
+          by_hand="it needs a login at https://image-net.org/download-images: fetch Imagenet64_train_part1_npz.zip, "
+          "Imagenet64_train_part2_npz.zip and Imagenet64_val_npz.zip and unzip them into {root}/imagenet64"),
+)  # fmt: skip
+CATALOGUE: dict[str, Entry] = {entry.name: entry for entry in _ENTRIES}
+_UNPACKED_LIMIT = 8 << 30  # bytes; the largest archive here unpacks to well under 1 GiB
+
+
+def entry_of(name: str) -> Entry:
+    if name not in CATALOGUE:
+        raise BadInput(f"there is no data set {name!r}; choose {', '.join(CATALOGUE)}, or folder for your own pictures")
+    return CATALOGUE[name]
+
+
+def load(name: str, root: str | Path | None = None) -> FederatedData:
+    """A data set by name. `root` is the folder it is in (or its parent); `folder[:SIZE]` loads a tree of pictures."""
+    if name == "folder" or name.startswith("folder:"):
+        if root is None:
+            raise BadInput("the data set folder needs to be told which one: --data-dir DIR")
+        return load_folder(Path(root).expanduser(), _size(name))
+    entry = entry_of(name)
+    place = default_root() if root is None else Path(root).expanduser()
+    found = entry.find(place)
+    if found is None:
+        raise BadInput(f"{name} is not in {place}; run: strata data get {name} --dir {place}")
+    return entry.load(found)
+
+
+def _size(name: str) -> int | None:
+    _, colon, text = name.partition(":")
+    if not colon:
+        return None
+    if not text.isdigit() or not 1 <= int(text) <= 4096:
+        raise BadInput(f"{name!r} should name a size in pixels, folder:64 for example")
+    return int(text)
+
+
+def get(
+    name: str,
+    root: str | Path | None = None,
+    mirror: str | None = None,
+    progress: Callable[[str], Progress] = lambda file: lambda done, total: None,
+) -> Path:
+    """Download (with checksum, continuing a broken download) and unpack; returns the data set's folder.
+
+    `mirror`: the address of a folder that holds the same files; the checksums stay those of the original.
+    """
+    entry = entry_of(name)
+    place = default_root() if root is None else Path(root).expanduser()
+    if name == "digits":
+        return place
+    if not entry.downloads:
+        found = entry.find(place)
+        if found is None:
+            raise BadInput(f"{name} cannot simply be downloaded: {entry.by_hand.format(root=place)}")
+        return found
+    downloads = entry.downloads
+    if mirror is not None:
+        downloads = tuple(replace(one, url=f"{mirror.rstrip('/')}/{one.file}") for one in downloads)
+    archive = len(downloads) == 1
+    if archive:
+        if (place / entry.folder).exists() and entry.find(place) is not None:
+            return place / entry.folder
+        one = downloads[0]
+        target = fetch(one.url, place / one.file, one.md5, progress=progress(one.file))
+        return unpack(target, place, entry.folder, _UNPACKED_LIMIT)
+    for one in downloads:
+        fetch(one.url, place / entry.folder / one.file, one.md5, progress=progress(one.file))
+    return place / entry.folder

@@ -1,0 +1,161 @@
+"""TinyImageNet in its original layout, and any tree with one folder of pictures per class."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from strata.data.files import Allocate, Arrays, decoded_once, fingerprint
+from strata.data.images import FederatedData, ImageSet, channel_statistics
+from strata.errors import BadInput
+
+ENDINGS = frozenset({".jpeg", ".jpg", ".png", ".bmp", ".gif", ".webp", ".ppm", ".pgm", ".tif", ".tiff"})
+Listing = list[tuple[Path, int]]  # picture, class
+
+
+def find_tinyimagenet(root: Path) -> Path | None:
+    for folder in (root / "tiny-imagenet-200", root):
+        if (folder / "val" / "val_annotations.txt").is_file() and (folder / "train").is_dir():
+            return folder
+    return None
+
+
+def load_tinyimagenet(folder: Path) -> FederatedData:
+    """train/<wnid>/images/*.JPEG; val/images with val_annotations.txt is the test set (test/ has no labels)."""
+    wnids = sorted(path.name for path in (folder / "train").iterdir() if path.is_dir())
+    number = {wnid: index for index, wnid in enumerate(wnids)}
+    train = [(path, number[wnid]) for wnid in wnids for path in _pictures(folder / "train" / wnid / "images")]
+    test: Listing = []
+    annotations = folder / "val" / "val_annotations.txt"
+    for line, text in enumerate(annotations.read_text(encoding="utf-8").splitlines(), start=1):
+        fields = text.split("\t")
+        if len(fields) < 2 or fields[1] not in number or "/" in fields[0]:
+            raise BadInput(f"{annotations} line {line} does not name a picture and one of the {len(wnids)} classes")
+        test.append((folder / "val" / "images" / fields[0], number[fields[1]]))
+    mean, std = (0.4802, 0.4481, 0.3975), (0.2770, 0.2691, 0.2821)
+    return _load(folder, "tinyimagenet", train, test, 64, tuple(wnids), "tinyimagenet", (mean, std))
+
+
+def load_folder(root: Path, size: int | None = None, seed: int = 0) -> FederatedData:
+    """root/train/CLASS/* and root/test|val/CLASS/*; or root/CLASS/*, a tenth of which is held out.
+
+    Pictures are brought to size x size; without a size they must all be square and alike.
+    """
+    if not root.is_dir():
+        raise BadInput(f"{root} is not a folder; give one with a folder of pictures per class")
+    train_root = root / "train" if (root / "train").is_dir() else root
+    test_root = next((root / name for name in ("test", "val") if (root / name).is_dir()), None)
+    names = sorted(path.name for path in train_root.iterdir() if path.is_dir() and _pictures_in(path))
+    if len(names) < 2:
+        raise BadInput(f"{train_root} has {len(names)} folders with pictures; it should have two or more")
+    train = [(path, index) for index, name in enumerate(names) for path in _pictures_in(train_root / name)]
+    if train_root is not root and test_root is not None:
+        unknown = sorted({path.name for path in test_root.iterdir() if path.is_dir()} - set(names))
+        if unknown:
+            raise BadInput(f"{test_root} has the class {unknown[0]!r}, which {train_root} has not")
+        test = [(path, index) for index, name in enumerate(names) for path in _pictures_in(test_root / name)]
+    else:
+        train, test = _hold_out_tenth(train, len(names), seed)
+    if size is None:
+        size = _common_size(path for path, _ in (*train, *test))
+    return _load(root, "folder", train, test, size, tuple(names), "tinyimagenet", None)
+
+
+def _hold_out_tenth(listing: Listing, classes: int, seed: int) -> tuple[Listing, Listing]:
+    labels = np.array([label for _, label in listing])
+    order = np.random.default_rng([seed, 0xF01D]).permutation(len(listing))
+    test: set[int] = set()
+    for label in range(classes):
+        members = order[labels[order] == label]
+        if len(members) < 2:
+            raise BadInput("a class with a single picture cannot be split; add pictures, or train and test folders")
+        test.update(members[: max(1, len(members) // 10)].tolist())
+    return (
+        [entry for index, entry in enumerate(listing) if index not in test],
+        [entry for index, entry in enumerate(listing) if index in test],
+    )
+
+
+def _pictures(folder: Path) -> list[Path]:
+    if not folder.is_dir():
+        return []
+    return sorted(path for path in folder.iterdir() if path.suffix.lower() in ENDINGS)
+
+
+def _pictures_in(folder: Path) -> list[Path]:
+    return _pictures(folder) or _pictures(folder / "images")
+
+
+def _common_size(paths: Iterable[Path]) -> int:
+    from PIL import Image
+
+    sizes: dict[tuple[int, int], Path] = {}
+    for path in paths:
+        try:
+            with Image.open(path) as picture:
+                sizes.setdefault(picture.size, path)
+        except (OSError, ValueError, Image.DecompressionBombError) as error:
+            raise BadInput(f"{path} is not a readable picture ({error})") from error
+        if len(sizes) > 1 or picture.size[0] != picture.size[1]:
+            raise BadInput(
+                f"the pictures differ in size or are not square ({path.name} is {picture.size[0]}x{picture.size[1]}); "
+                "name the size to bring them to, as in --data folder:64"
+            )
+    return next(iter(sizes))[0]
+
+
+def _load(
+    folder: Path, name: str, train: Listing, test: Listing, size: int, names: tuple[str, ...], augmentation: str,
+    statistics: tuple[tuple[float, ...], tuple[float, ...]] | None,
+) -> FederatedData:  # fmt: skip
+    if not train or not test:
+        raise BadInput(f"{folder} has {len(train)} training and {len(test)} test pictures; fetch the data set again")
+
+    def decode(allocate: Allocate) -> Arrays:
+        arrays = {}
+        for part, listing in (("train", train), ("test", test)):
+            images = allocate(part, (len(listing), 3, size, size), np.uint8)
+            decode_pictures([path for path, _ in listing], images)
+            arrays[part] = images
+        return arrays
+
+    paths = [path for path, _ in (*train, *test)]
+    try:
+        key = fingerprint(paths, f"pictures 1 {size}")
+    except OSError as error:
+        raise BadInput(f"{error.filename} is missing; the data set is incomplete, fetch it again") from error
+    arrays = decoded_once(folder, key, decode)
+    images = {part: torch.from_numpy(arrays[part]) for part in ("train", "test")}
+    mean, std = statistics or channel_statistics(images["train"])
+    labels = {"train": torch.tensor([y for _, y in train]), "test": torch.tensor([y for _, y in test])}
+    return FederatedData(
+        train=ImageSet(images["train"], labels["train"], mean, std),
+        test=ImageSet(images["test"], labels["test"], mean, std),
+        name=name, classes=len(names), augmentation=augmentation, class_names=names,
+    )  # fmt: skip
+
+
+def decode_pictures(paths: Sequence[Path], into: np.ndarray) -> None:
+    """Decode into uint8 [N, 3, size, size], in threads (Pillow lets go of the interpreter while it decodes)."""
+    from PIL import Image
+
+    size = into.shape[-1]
+
+    def decode(index: int) -> None:
+        try:
+            with Image.open(paths[index]) as picture:
+                colour = picture.convert("RGB")  # TinyImageNet has grey ones too
+            if colour.size != (size, size):
+                colour = colour.resize((size, size), Image.Resampling.BILINEAR)
+        except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+            raise BadInput(f"{paths[index]} is not a readable picture ({error}); fetch the data set again") from error
+        into[index] = np.asarray(colour).transpose(2, 0, 1)
+
+    with ThreadPoolExecutor(max_workers=min(8, os.cpu_count() or 1)) as pool:
+        for _ in pool.map(decode, range(len(paths)), chunksize=64):
+            pass

@@ -1,0 +1,220 @@
+"""Who holds which training samples. A partition has len(p) devices and p[device] -> sorted int64 indices.
+
+Seeds go to numpy generators of their own per purpose, so the same seed gives the same partition everywhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+from torch import Tensor
+
+from strata.errors import BadInput
+
+if TYPE_CHECKING:
+    from strata.data.images import FederatedData
+
+# one number per purpose, so that no two draws share a stream
+_IID, _DIRICHLET, _USERS, _SHARDS, _LAZY = 0x11D, 0xD1, 0x05E4, 0x54A4, 0x1A2
+
+
+class Partition(Protocol):
+    def __len__(self) -> int: ...
+    def __getitem__(self, device: int) -> np.ndarray: ...
+
+
+@dataclass(frozen=True, eq=False)
+class Indexed:
+    """One flat array and where each device's part of it begins: 8 bytes a sample, however many devices."""
+
+    indices: np.ndarray
+    starts: np.ndarray  # devices + 1 of them
+
+    def __len__(self) -> int:
+        return len(self.starts) - 1
+
+    def __getitem__(self, device: int) -> np.ndarray:
+        _check_device(device, len(self))
+        return self.indices[self.starts[device] : self.starts[device + 1]].copy()
+
+
+@dataclass(frozen=True)
+class LazyIid:
+    """`samples` random indices per device, with replacement, drawn when asked for: any fleet in no memory."""
+
+    n: int
+    devices: int
+    samples: int
+    seed: int
+
+    def __post_init__(self) -> None:
+        _check(self.n, self.devices, at_least_one_each=False)
+        if self.samples < 1:
+            raise BadInput(f"a lazy partition of {self.samples} samples per device leaves them empty; give 1 or more")
+
+    def __len__(self) -> int:
+        return self.devices
+
+    def __getitem__(self, device: int) -> np.ndarray:
+        _check_device(device, self.devices)
+        return np.sort(np.random.default_rng([self.seed, _LAZY, device]).integers(0, self.n, self.samples))
+
+
+def iid(n: int, devices: int, seed: int) -> Indexed:
+    """Shuffle and deal. All devices get n // devices samples, as in the paper; the n % devices last ones stay unused.
+
+    Over as many devices as FEMNIST has writers (3550) this is the paper's equal split.
+    """
+    _check(n, devices)
+    size = n // devices
+    order = np.random.default_rng([seed, _IID]).permutation(n)[: size * devices]
+    return _equal(np.sort(order.reshape(devices, size), axis=1))
+
+
+def dirichlet(labels: Tensor | np.ndarray, devices: int, alpha: float, seed: int) -> Indexed:
+    """Hsu et al. 2019 (arXiv:1909.06335) with equal sizes: each device draws its class proportions from a Dirichlet and
+    takes samples accordingly, without replacement; a class that has run out is left out and the rest rescaled.
+
+    The concentration is alpha per class (times the class's share of the data relative to an even one).
+    """
+    values = np.asarray(labels)
+    _check(len(values), devices)
+    if not (np.isfinite(alpha) and alpha > 0):
+        raise BadInput(f"the Dirichlet parameter is {alpha}; it should be a positive number, 0.1 for example")
+    random = np.random.default_rng([seed, _DIRICHLET])
+    classes, left = np.unique(values, return_counts=True)
+    # each class's samples in random order: a device takes the next ones
+    order = random.permutation(len(values))
+    order = order[np.argsort(values[order], kind="stable")]
+    next_of = np.concatenate([[0], np.cumsum(left)[:-1]])
+    concentration = alpha * left / left.mean()
+    size = len(values) // devices
+    result = np.empty((devices, size), dtype=np.int64)
+    for device in range(devices):
+        take = _class_counts(random.dirichlet(concentration), left, size, random)
+        parts = [order[next_of[c] : next_of[c] + take[c]] for c in np.flatnonzero(take)]
+        result[device] = np.sort(np.concatenate(parts))
+        next_of += take
+        left = left - take
+    return _equal(result)
+
+
+def _class_counts(shares: np.ndarray, left: np.ndarray, size: int, random: np.random.Generator) -> np.ndarray:
+    """How many samples of each class: multinomial, what a class lacks is drawn again from those with some left."""
+    take = np.zeros(len(left), dtype=np.int64)
+    while (missing := size - int(take.sum())) > 0:
+        open_ = take < left
+        weights = np.where(open_ & np.isfinite(shares), shares, 0.0)
+        if weights.sum() <= 0:  # nothing of this device's own classes is left (or tiny alpha underflowed)
+            weights = np.where(open_, left - take, 0).astype(np.float64)
+        weights /= weights.sum()
+        # numpy gives the last class whatever rounding leaves over: with weight 0 that would still be harmless (capped)
+        take = np.minimum(take + random.multinomial(missing, weights), left)
+    return take
+
+
+def by_user(users: Sequence[np.ndarray], devices: int | None = None, seed: int = 0) -> Indexed:
+    """One device per user (writer). Fewer devices than users: a random choice of users."""
+    if devices is None:
+        devices = len(users)
+    if not 0 < devices <= len(users):
+        raise BadInput(f"the data has {len(users)} users: a partition by user can have so many devices, not {devices}")
+    chosen = np.sort(np.random.default_rng([seed, _USERS]).permutation(len(users))[:devices])
+    return _ragged([np.sort(users[user]) for user in chosen])
+
+
+def shards(labels: Tensor | np.ndarray, devices: int, per_device: int, seed: int) -> Indexed:
+    """McMahan et al. 2017: sort by label, cut into devices * per_device equal shards, deal `per_device` to each."""
+    values = np.asarray(labels)
+    _check(len(values), devices)
+    if per_device < 1 or devices * per_device > len(values):
+        raise BadInput(
+            f"{per_device} shards for each of {devices} devices cannot be cut from {len(values)} samples; "
+            f"give 1 to {len(values) // devices} per device"
+        )
+    random = np.random.default_rng([seed, _SHARDS])
+    count = devices * per_device
+    size = len(values) // count
+    # shuffled before the stable sort, so that which samples of a class share a shard is random
+    order = random.permutation(len(values))
+    order = order[np.argsort(values[order], kind="stable")][: count * size].reshape(count, size)
+    dealt = order[random.permutation(count)].reshape(devices, per_device * size)
+    return _equal(np.sort(dealt, axis=1))
+
+
+def from_indices(lists: Sequence[Sequence[int] | np.ndarray], n: int) -> Indexed:
+    """Your own partition: for each device the indices of its samples among the n training samples."""
+    if len(lists) == 0:
+        raise BadInput("the partition has no devices; give one list of sample indices per device")
+    parts = []
+    for device, given in enumerate(lists):
+        values = np.asarray(given)
+        if values.size == 0:
+            raise BadInput(f"device {device} of the partition has no samples; every device should have at least one")
+        if values.ndim != 1 or not np.issubdtype(values.dtype, np.integer):
+            raise BadInput(f"device {device} of the partition should be a flat list of whole numbers")
+        low, high = int(values.min()), int(values.max())
+        if low < 0 or high >= n:
+            raise BadInput(
+                f"device {device} of the partition holds sample {low if low < 0 else high}; with {n} training samples "
+                f"indices should be 0 to {n - 1}"
+            )
+        parts.append(np.sort(values.astype(np.int64)))
+    return _ragged(parts)
+
+
+def parse_partition(text: str, data: FederatedData, devices: int, seed: int) -> Partition:
+    """iid | dirichlet:ALPHA | shards:PER_DEVICE | user | lazy[:SAMPLES] (default: a hundredth of the data)."""
+    kind, colon, value = text.partition(":")
+    n = len(data.train)
+    if kind == "iid" and not colon:
+        return iid(n, devices, seed)
+    if kind == "dirichlet":
+        return dirichlet(data.train.labels, devices, _number(text, value, float), seed)
+    if kind == "shards":
+        return shards(data.train.labels, devices, int(_number(text, value, int)), seed)
+    if kind == "user" and not colon:
+        if data.users is None:
+            raise BadInput(f"{data.name} has no users; a partition by user needs femnist, or your own data with users")
+        return by_user(data.users, devices, seed)
+    if kind == "lazy":
+        samples = int(_number(text, value, int)) if colon else max(1, n // 100)
+        return LazyIid(n, devices, samples, seed)
+    raise BadInput(f"there is no partition {text!r}; choose iid, dirichlet:0.1, shards:2, user or lazy (lazy:500)")
+
+
+def _number(text: str, value: str, kind: type[int] | type[float]) -> float:
+    try:
+        return kind(value)
+    except ValueError:
+        example = "dirichlet:0.1" if kind is float else f"{text.partition(':')[0]}:2"
+        raise BadInput(f"the partition {text!r} needs a number after the colon, {example} for example") from None
+
+
+def _check(n: int, devices: int, at_least_one_each: bool = True) -> None:
+    if devices < 1:
+        raise BadInput(f"a partition over {devices} devices is impossible; give 1 or more")
+    if n < 1 or (at_least_one_each and devices > n):
+        raise BadInput(
+            f"{n} samples over {devices} devices would leave devices empty; give at most {n} devices, "
+            "or the lazy partition, where devices share samples"
+        )
+
+
+def _check_device(device: int, devices: int) -> None:
+    if not 0 <= device < devices:
+        raise IndexError(f"device {device} of {devices}")
+
+
+def _equal(rows: np.ndarray) -> Indexed:
+    devices, size = rows.shape
+    return Indexed(rows.reshape(-1), np.arange(devices + 1, dtype=np.int64) * size)
+
+
+def _ragged(parts: Sequence[np.ndarray]) -> Indexed:
+    starts = np.concatenate([[0], np.cumsum([len(part) for part in parts])]).astype(np.int64)
+    return Indexed(np.concatenate(parts).astype(np.int64), starts)
+
