@@ -1,0 +1,164 @@
+"""What one real training step allocates: the truth that the closed form (`peak.py`) is held against.
+
+Source: the CPU allocator's own events, as the torch profiler records them, so nothing that a tensor allocates escapes,
+temporaries inside operators included. A TorchDispatchMode that follows storages would be simpler, but it changes what
+it watches: while a dispatch mode is active autograd sums gradients at forks out of place, which it does not do
+otherwise.
+
+oneDNN takes scratch from the same allocator (weights and images reordered to its blocked layouts; for a depthwise 7x7
+convolution on small images more than the network itself), as much as its kernels for this processor like to have.
+That is no property of the model, so it is kept apart: what a convolution has allocated and freed again by the time it
+returns is `scratch`; `peak` counts tensors.
+"""
+
+from __future__ import annotations
+
+import os
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.profiler import profile
+from torch.nn import functional
+
+MOMENTUM = 0.9
+WEIGHT_DECAY = 1e-5  # as devices train: it costs one temporary tensor in the optimizer's step
+
+# Convolutions that oneDNN runs; torch's own ("slow") ones inside them keep their column buffers in the count.
+_LIBRARY = frozenset({"aten::_convolution", "aten::convolution_backward"})
+_NATIVE = ("aten::thnn_conv", "aten::_slow_conv", "aten::slow_conv")
+
+
+@dataclass(frozen=True)
+class Measured:
+    peak: int  # highest live tensor bytes of a step: weights, buffers, momentum, inputs, activations, gradients
+    scratch: int  # what oneDNN needs on top at the highest moment: allocated - peak
+    allocated: int  # highest bytes the allocator had handed out, scratch included
+    standing: int  # of these, what lives all the time: weights, buffers, momentum, inputs
+
+    @classmethod
+    def of(cls, growth: Growth, standing: int) -> Measured:
+        peak, allocated = standing + growth.tensors, standing + growth.allocated
+        return cls(peak, allocated - peak, allocated, standing)
+
+
+@dataclass(frozen=True)
+class Growth:
+    """How far live bytes rose above those at the start."""
+
+    tensors: int
+    allocated: int
+
+
+def measure(
+    module: nn.Module, input_shape: tuple[int, ...], batch_size: int, classes: int, momentum: bool = True
+) -> Measured:
+    """Train `module` (parameters without requires_grad are frozen) and measure a steady-state step.
+
+    The learning rate is 0, buffers are restored and the global random generator too: `module` is left as it was.
+    """
+    generator = torch.Generator().manual_seed(0)
+    dtype = next((p.dtype for p in module.parameters() if p.is_floating_point()), torch.float32)
+    inputs = torch.randn(batch_size, *input_shape, generator=generator, dtype=dtype)
+    labels = torch.randint(classes, (batch_size,), generator=generator)
+    trained = [p for p in module.parameters() if p.requires_grad]
+    # single tensor by single tensor, which is also what torch does by default on a CPU
+    optimizer = torch.optim.SGD(
+        trained, lr=0.0, momentum=MOMENTUM if momentum else 0.0, weight_decay=WEIGHT_DECAY, foreach=False
+    )
+
+    def step() -> None:
+        functional.cross_entropy(module(inputs), labels).backward()
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+
+    with _untouched(module), torch.random.fork_rng(devices=[]):
+        optimizer.zero_grad(set_to_none=True)
+        step()  # creates the momentum buffers
+        return measure_step(step, standing_tensors(module, optimizer, inputs, labels))
+
+
+def measure_step(step: Callable[[], object], standing: Iterable[Tensor]) -> Measured:
+    """Run `step` once and measure it; `standing` are the tensors that are there before and after.
+
+    Costs about 10 ms and changes nothing, so one ordinary batch of a training run may be measured this way.
+    """
+    held = live_bytes(standing)
+    return Measured.of(growth(step), held)
+
+
+def standing_tensors(module: nn.Module, optimizer: torch.optim.Optimizer, *batch: Tensor) -> list[Tensor]:
+    state = [value for entry in optimizer.state.values() for value in entry.values() if isinstance(value, Tensor)]
+    return [*module.parameters(), *module.buffers(), *state, *batch]
+
+
+def live_bytes(tensors: Iterable[Tensor]) -> int:
+    """Bytes of the storages behind `tensors`, each counted once."""
+    storages = {s._cdata: s.nbytes() for s in (t.untyped_storage() for t in tensors)}
+    return sum(storages.values())
+
+
+def growth(step: Callable[[], object]) -> Growth:
+    """Highest rise of the allocator's live bytes while `step` runs in this thread."""
+    # Kineto announces every start and stop on stderr unless told otherwise before its first use
+    os.environ.setdefault("KINETO_LOG_LEVEL", "6")
+    with profile(profile_memory=True) as recorded:
+        step()
+    changes: list[tuple[int, int]] = []
+    calls: list[tuple[int, int]] = []
+    native: list[int] = []
+    for event in recorded.kineto_results.events():
+        name = event.name()
+        if name == "[memory]":
+            if event.device_type() == torch._C._autograd.DeviceType.CPU:
+                changes.append((event.start_ns(), event.nbytes()))
+        elif name in _LIBRARY:
+            calls.append((event.start_ns(), event.end_ns()))
+        elif name.startswith(_NATIVE):
+            native.append(event.start_ns())
+    changes.sort(key=lambda change: change[0])
+    return _highest(changes, _without(calls, native))
+
+
+def _highest(changes: list[tuple[int, int]], library: list[tuple[int, int]]) -> Growth:
+    live = allocated = tensors = 0
+    starts = [start for start, _ in library]
+    inside = -1
+    for moment, change in changes:
+        call = bisect_right(starts, moment) - 1
+        if call >= 0 and moment > library[call][1]:
+            call = -1
+        if inside >= 0 and call != inside:
+            tensors = max(tensors, live)  # the convolution has returned: what is left are its results
+        live += change
+        allocated = max(allocated, live)
+        if call < 0:
+            tensors = max(tensors, live)
+        inside = call
+    return Growth(max(tensors, live), allocated)
+
+
+def _without(calls: list[tuple[int, int]], moments: list[int]) -> list[tuple[int, int]]:
+    """The intervals in which none of the moments lies."""
+    calls = sorted(calls)
+    starts = [start for start, _ in calls]
+    hit = {bisect_right(starts, moment) - 1 for moment in moments}
+    return [call for index, call in enumerate(calls) if index not in hit]
+
+
+@contextmanager
+def _untouched(module: nn.Module) -> Iterator[None]:
+    buffers = [(buffer, buffer.detach().clone()) for buffer in module.buffers()]
+    modes = [(part, part.training) for part in module.modules()]
+    module.train()
+    try:
+        yield
+    finally:
+        for part, training in modes:
+            part.training = training
+        with torch.no_grad():
+            for buffer, before in buffers:
+                buffer.copy_(before)
