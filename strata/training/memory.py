@@ -1,0 +1,46 @@
+"""Measured peak bytes of a task: a real step of the real submodel, optimizer and loss under the allocator's eyes."""
+
+from __future__ import annotations
+
+import weakref
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from strata.costs.measured import measure_step
+from strata.training.settings import LocalTraining
+from strata.training.submodels import structure
+from strata.training.trainer import Trainer
+
+if TYPE_CHECKING:
+    from strata.cutting import ChannelGraph
+    from strata.methods.base import Task
+
+_measured: weakref.WeakKeyDictionary[ChannelGraph, dict[Any, int]] = weakref.WeakKeyDictionary()
+
+
+def peak_bytes(graph: ChannelGraph, task: Task, images: Tensor, labels: Tensor, settings: LocalTraining) -> int:
+    """The highest live tensor bytes of this task's largest mini-batch, for FjORD over all its levels.
+
+    Bytes follow from shapes, not from values, so each kind of task is measured once per process and remembered. The
+    weights that the submodel holds are used up: call it after training.
+    """
+    known = _measured.setdefault(graph, {})
+    size = min(settings.batch_size, len(labels))
+    kinds = tuple(structure(graph, cut) for cut in (task.cut, *task.levels))
+    key = (kinds, size, settings)
+    if key not in known:
+        with torch.random.fork_rng(devices=[]):
+            x, y = settings.augmented(images[:size], torch.Generator().manual_seed(0)), labels[:size]
+            trainer = Trainer(graph, task, settings, lr=0.01)
+            x = trainer.outer.arranged(x)
+            trainer.step(x, y)  # momentum exists from the first step on
+            known[key] = max(_peak(trainer, x, y, level) for level in range(len(trainer.levels)))
+            trainer.release()
+    return known[key]
+
+
+def _peak(trainer: Trainer, x: Tensor, y: Tensor, level: int) -> int:
+    trainer.release()
+    return measure_step(lambda: trainer.step(x, y, level), trainer.standing(x, y)).peak

@@ -1,0 +1,73 @@
+"""How a device trains: the paper's settings as defaults."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from strata.data.augmentation import augment
+from strata.data.images import normalise
+from strata.errors import BadInput
+
+Loss = Callable[[Tensor, Tensor], Tensor]  # outputs [b, classes], labels [b] -> mean loss of the batch
+OptimizerFactory = Callable[[list[nn.Parameter], float], torch.optim.Optimizer]  # trained parameters, learning rate
+Transform = Callable[[Tensor, torch.Generator], Tensor]  # uint8 images [b, C, H, W] -> what the network takes
+Preparation = Callable[[Tensor], Tensor]  # the same for evaluation: nothing random
+
+
+def cross_entropy(outputs: Tensor, labels: Tensor) -> Tensor:
+    return functional.cross_entropy(outputs, labels)
+
+
+@dataclass(frozen=True)
+class LocalTraining:
+    """loss, optimizer, transform may be any functions; of a module's top level, so that workers can import them."""
+
+    batch_size: int = 32
+    epochs: int = 1
+    momentum: float = 0.9
+    weight_decay: float = 1e-5
+    proximal: float = 0.0  # FedProx's mu: adds mu/2 |w - w_received|^2 to the loss
+    augmentation: str = "none"  # a name that strata.data.augment knows
+    loss: Loss = cross_entropy
+    optimizer: OptimizerFactory | None = None  # None: SGD with the momentum and weight decay above
+    mean: tuple[float, ...] = ()  # of the data's channels, for normalisation
+    std: tuple[float, ...] = ()
+    transform: Transform | None = None  # replaces augmentation and normalisation in training
+    preparation: Preparation | None = None  # replaces normalisation in evaluation
+
+    def __post_init__(self) -> None:
+        for name, least in (("batch_size", 1), ("epochs", 1)):
+            value = getattr(self, name)
+            if not isinstance(value, int) or value < least:
+                raise BadInput(f"{name} must be a whole number of at least {least}, not {value!r}")
+        for name in ("momentum", "weight_decay", "proximal"):
+            value = getattr(self, name)
+            if not value >= 0 or value == float("inf"):
+                raise BadInput(f"{name} must be 0 or more, not {value!r}")
+        if self.transform is not None and self.preparation is None:
+            raise BadInput("a transform for training needs a preparation for evaluation beside it: give both")
+        if self.momentum >= 1:
+            raise BadInput(f"momentum must be below 1, not {self.momentum!r}")
+
+    def augmented(self, images: Tensor, generator: torch.Generator) -> Tensor:
+        """A mini-batch for training."""
+        if self.transform is not None:
+            return self.transform(images, generator)
+        return augment(images, self.augmentation, generator, self.mean, self.std)
+
+    def prepared(self, images: Tensor) -> Tensor:
+        """A batch for evaluation."""
+        if self.preparation is not None:
+            return self.preparation(images)
+        return normalise(images, self.mean, self.std)
+
+    def new_optimizer(self, parameters: list[nn.Parameter], lr: float) -> torch.optim.Optimizer:
+        """Fresh each round: a device keeps nothing between rounds."""
+        if self.optimizer is not None:
+            return self.optimizer(parameters, lr)
+        return torch.optim.SGD(parameters, lr, self.momentum, weight_decay=self.weight_decay, fused=True)

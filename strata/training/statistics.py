@@ -1,0 +1,82 @@
+"""Batch norm without running averages: devices never upload them, so the server makes its own.
+
+Dropout stays off in all of this: the network runs in eval mode, and only its batch norms are told otherwise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from strata.seeds import generator
+from strata.training.settings import LocalTraining
+from strata.training.submodels import warm
+
+if TYPE_CHECKING:
+    from strata.cutting import ChannelGraph, Cut
+
+CALIBRATION_IMAGES = 512
+CALIBRATION_BATCH = 256
+
+BATCH_NORMS = (torch.ops.aten.batch_norm.default, torch.batch_norm)  # in submodels; in plain modules
+
+
+class BatchStatistics(TorchFunctionMode):
+    """Batch norms use the statistics of the batch. With `weight`, they also move their running statistics that far
+    towards them (1 = replace)."""
+
+    def __init__(self, weight: float | None = None) -> None:
+        super().__init__()
+        self.weight = weight
+
+    def __torch_function__(
+        self, func: Any, types: Iterable[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        if func not in BATCH_NORMS:
+            return func(*args, **(kwargs or {}))
+        x, weight, bias, mean, variance, _, _, eps, cudnn = args
+        if self.weight is None:
+            return func(x, weight, bias, None, None, True, 0.0, eps, cudnn)
+        return func(x, weight, bias, mean, variance, True, self.weight, eps, cudnn)
+
+
+def calibration_indices(samples: int, seed: int, count: int = CALIBRATION_IMAGES) -> Tensor:
+    """Which training images the statistics come from: a fixed random choice, the same in every round."""
+    order = torch.randperm(samples, generator=generator(seed, "calibration images"))
+    return order[:count].sort().values
+
+
+def reestimated(
+    graph: ChannelGraph, cut: Cut, tensors: Mapping[str, Tensor], images: Tensor, settings: LocalTraining
+) -> dict[str, Tensor]:
+    """`tensors` (of the cut) with running statistics measured on these training images."""
+    if not graph.buffer_names:  # nothing that could hold statistics
+        return dict(tensors)
+    small = warm(graph, cut)
+    small.load(tensors)
+    small.module.eval()
+    with torch.inference_mode():
+        for number, batch in enumerate(images.split(CALIBRATION_BATCH)):
+            with BatchStatistics(weight=1 / (number + 1)):  # the mean over batches
+                small.module(small.arranged(settings.prepared(batch)))
+    result = dict(tensors)
+    for name in graph.buffer_names:
+        result[name] = small.state[name].detach().clone(memory_format=torch.contiguous_format)
+    return result
+
+
+def plain_state(
+    graph: ChannelGraph, cut: Cut, state: Mapping[str, Tensor], images: Tensor, settings: LocalTraining
+) -> dict[str, Tensor]:
+    """What the plain nn.Module loads to compute, in eval mode and at any batch size, what the cut's submodel does.
+
+    Outside the cut all is zero, so dropped channels carry zeros.
+    """
+    tensors = reestimated(graph, cut, cut.extract(dict(state)), images, settings)
+    result = {name: torch.zeros_like(tensor) for name, tensor in state.items()}
+    cut.scatter(result, tensors)
+    return result

@@ -1,0 +1,79 @@
+"""One task's working set: the submodel, the optimizer, and what a mini-batch does to them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+from strata.costs.measured import standing_tensors
+from strata.training.settings import LocalTraining
+from strata.training.submodels import Warm, warm
+
+if TYPE_CHECKING:
+    from strata.cutting import ChannelGraph
+    from strata.methods.base import Task
+
+
+class Trainer:
+    """Takes the weights that the task's warm submodel holds now.
+
+    With levels (FjORD) one optimizer, on the device's largest cut, lives through all mini-batches. Coordinates outside
+    a mini-batch's level get gradient zero, so their momentum decays and still moves them, as it does where one network
+    is sliced in its forward pass.
+    """
+
+    def __init__(self, graph: ChannelGraph, task: Task, settings: LocalTraining, lr: float) -> None:
+        self.settings = settings
+        self.names = task.cut.trained
+        self.outer = warm(graph, task.cut)
+        self.outer.module.train()
+        self.parameters = [self.outer.parameters[name] for name in self.names]
+        self.received = [p.detach().clone() for p in self.parameters] if settings.proximal else []
+        self.optimizer = settings.new_optimizer(self.parameters, lr)
+        self.levels = [
+            None if level == task.cut else (level.within(task.cut), warm(graph, level)) for level in task.levels
+        ] or [None]
+        for level in self.levels:
+            if level is not None:
+                level[1].module.train()
+
+    def step(self, x: Tensor, y: Tensor, level: int = -1) -> float:
+        """One mini-batch at this level (default: the largest); returns its loss."""
+        self.optimizer.zero_grad()
+        within_small = self.levels[level]
+        if within_small is None:
+            loss = self._backward(self.outer, x, y)
+        else:
+            within, small = within_small
+            small.load(within.extract(self.outer.state))
+            loss = self._backward(small, x, y)
+            gradients = {name: torch.zeros_like(self.outer.parameters[name]) for name in self.names}
+            within.scatter(gradients, {name: _gradient(small.parameters[name]) for name in self.names})
+            for name, gradient in gradients.items():
+                self.outer.parameters[name].grad = gradient
+        for parameter, start in zip(self.parameters, self.received, strict=False):
+            if parameter.grad is not None:  # the gradient of mu/2 |w - start|^2
+                parameter.grad.add_(parameter.detach() - start, alpha=self.settings.proximal)
+        self.optimizer.step()
+        return loss
+
+    def _backward(self, small: Warm, x: Tensor, y: Tensor) -> float:
+        loss = self.settings.loss(small.module(small.arranged(x)), y)
+        loss.backward()  # type: ignore[no-untyped-call]
+        return loss.item()
+
+    def release(self) -> None:
+        """Submodels stay warm, their gradients need not."""
+        for level in (self.outer, *(level[1] for level in self.levels if level is not None)):
+            level.module.zero_grad()
+
+    def standing(self, *batch: Tensor) -> list[Tensor]:
+        """What lives through a step, for measuring it."""
+        inner = [tensor for level in self.levels if level is not None for tensor in level[1].state.values()]
+        return [*standing_tensors(self.outer.module, self.optimizer, *batch), *self.received, *inner]
+
+
+def _gradient(parameter: nn.Parameter) -> Tensor:
+    return torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
