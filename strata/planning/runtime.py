@@ -1,0 +1,77 @@
+"""What Python and torch hold resident before a byte of the budget is spent, measured in a process of its own.
+
+A budget counts tensors; a device needs this much more.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+# One thread, one heap, and every block from 64 KiB on returned to the kernel when it is freed: what a process holds
+# is then what it uses. Read by the C library at start, so it has to be in a child's environment.
+ENVIRONMENT = {
+    "OMP_NUM_THREADS": "1",
+    "MKL_NUM_THREADS": "1",
+    "MALLOC_ARENA_MAX": "1",
+    "MALLOC_MMAP_THRESHOLD_": "65536",
+    "MALLOC_TRIM_THRESHOLD_": "65536",
+}
+_CHILD = """
+import json
+from strata.planning.runtime import resident_bytes, tiny_step
+tiny_step()
+print(json.dumps(resident_bytes()))
+"""
+
+
+def start_measuring() -> subprocess.Popen[str]:
+    """Begins in the background; `runtime_bytes` collects the answer."""
+    return subprocess.Popen(
+        [sys.executable, "-c", _CHILD], env=child_environment(), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+        text=True,
+    )  # fmt: skip
+
+
+def runtime_bytes(child: subprocess.Popen[str] | None = None) -> int:
+    out, _ = (child or start_measuring()).communicate(timeout=120)
+    return int(json.loads(out))
+
+
+def child_environment() -> dict[str, str]:
+    """The parent's, with one thread and no hoarding, able to import what the parent can."""
+    path = os.pathsep.join(entry or os.getcwd() for entry in sys.path)
+    return {**os.environ, **ENVIRONMENT, "PYTHONPATH": path}
+
+
+def tiny_step() -> None:
+    """A training step too small to matter: loads what torch loads lazily (kernels, autograd, the optimizer)."""
+    import torch
+    from torch import nn
+
+    torch.set_num_threads(1)
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(4 * 6 * 6, 2))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    for _ in range(2):
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(torch.zeros(2, 3, 8, 8)), torch.zeros(2, dtype=torch.long)).backward()
+        optimizer.step()
+
+
+def resident_bytes() -> int:
+    return _status("VmRSS")
+
+
+def data_bytes() -> int:
+    """Private writable memory, used or only reserved: what RLIMIT_DATA limits."""
+    return _status("VmData")
+
+
+def _status(key: str) -> int:
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith(f"{key}:"):
+            return int(line.split()[1]) * 1024
+    raise OSError(f"/proc/self/status has no {key}")

@@ -1,0 +1,122 @@
+"""The child process of `verify`: `python -m strata.planning.trials` reads a request from stdin and writes one line of
+JSON per trial. Every trial is a fork, so that it starts from the same memory and may die without taking others along.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import json
+import os
+import resource
+import signal
+import sys
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from strata import costs
+from strata.cutting import ChannelGraph
+from strata.models.loading import load_model
+from strata.planning.runtime import data_bytes, tiny_step
+
+Say = Callable[[dict[str, Any]], None]
+Where = tuple[int, int, float]  # k_frozen, k_trained, scale
+
+
+def serve() -> None:
+    request = json.load(sys.stdin)
+    # What a library prints must not end up among the answers.
+    answers = os.fdopen(os.dup(sys.stdout.fileno()), "w", buffering=1)
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+    torch.set_num_threads(1)
+    shape, batch = tuple(request["input"]), request["batch"]
+    graph = ChannelGraph(load_model(request["model"], request["classes"], shape), input_shape=shape)
+    for step, *rest in request["steps"]:
+        where: Where = tuple(rest)
+        cut = graph.slt(*where)
+        trial = {
+            "step": step, "k_frozen": where[0], "k_trained": where[1], "scale": where[2],
+            "predicted_bytes": costs.memory(graph, cut, batch, accounting="peak").total,
+            "measured_bytes": None, "scratch_bytes": None,
+            **in_fork(lambda say, cut=cut: measure(graph, cut, batch, say)),
+        }  # fmt: skip
+        if request["hard_cap"]:
+            capped = in_fork(lambda say, cut=cut: train_capped(graph, cut, batch, request["allowance"], say))
+            trial |= {"lived": "error" not in capped, "died_of": capped.pop("error", None), **capped}
+        print(json.dumps(trial), file=answers)
+
+
+def measure(graph: ChannelGraph, cut: Any, batch: int, say: Say) -> None:
+    found = costs.measure(graph.submodel(cut), tuple(graph.input_shape), batch, classes=graph.classes)
+    say({"measured_bytes": found.peak, "scratch_bytes": found.scratch})
+
+
+def train_capped(graph: ChannelGraph, cut: Any, batch: int, allowance: int, say: Say) -> None:
+    """Two steps, so that momentum is there in the second, with `allowance` bytes for the submodel and all it needs."""
+    tiny_step()  # what torch loads once is the runtime's, not the model's
+    model = graph.submodel(cut)
+    gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)
+    tensors = [*model.parameters(), *model.buffers()]
+    baseline = data_bytes() - sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+    cap = baseline + allowance
+    say({"baseline_bytes": baseline, "cap_bytes": cap})
+    resource.setrlimit(resource.RLIMIT_DATA, (cap, cap))
+    optimizer = torch.optim.SGD(
+        [p for p in model.parameters() if p.requires_grad], lr=0.01, momentum=0.9, weight_decay=1e-5
+    )
+    generator = torch.Generator().manual_seed(0)
+    images = torch.randn(batch, *graph.input_shape, generator=generator)
+    labels = torch.randint(graph.classes, (batch,), generator=generator)
+    model.train()
+    for _ in range(2):
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(images), labels).backward()
+        optimizer.step()
+
+
+def in_fork(work: Callable[[Say], None]) -> dict[str, Any]:
+    """All that `work` says, in a process of its own; with an `error` where that does not end well."""
+    read, write = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        code = 1
+        try:
+            os.close(read)
+            code = _run(work, lambda values: _write(write, values))
+        finally:
+            os._exit(code)  # the parent's buffers and exit handlers are not ours to run
+    os.close(write)
+    with os.fdopen(read) as pipe:
+        answer: dict[str, Any] = {}
+        for line in pipe:
+            answer |= json.loads(line)
+    _, status = os.waitpid(pid, 0)
+    if status and "error" not in answer:
+        killed = os.WIFSIGNALED(status)
+        answer["error"] = f"killed by {signal.Signals(os.WTERMSIG(status)).name}" if killed else "ended without a word"
+    return answer
+
+
+def _run(work: Callable[[Say], None], say: Say) -> int:
+    try:
+        work(say)
+    except (MemoryError, RuntimeError) as error:  # how Python and torch say that memory is gone: an outcome
+        say({"error": " ".join(f"{type(error).__name__}: {error}".split())[:300]})
+        return 1
+    except BaseException:
+        traceback.print_exc()
+        raise
+    return 0
+
+
+def _write(descriptor: int, values: dict[str, Any]) -> None:
+    os.write(descriptor, (json.dumps(values) + "\n").encode())
+
+
+if __name__ == "__main__":
+    serve()
