@@ -49,9 +49,8 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     )  # fmt: skip
     show.add_argument("--data", default="digits", metavar="NAME", help="data set (default digits)")
     _add_place(show, "--data-dir", "data_dir")
-    show.add_argument(
-        "--partition", default="iid", metavar="P", help="iid, dirichlet:ALPHA, shards:N, user, lazy[:SAMPLES] (default iid)"
-    )
+    kinds = "iid, dirichlet:ALPHA, shards:N, user, lazy[:SAMPLES] (default iid)"
+    show.add_argument("--partition", default="iid", metavar="P", help=kinds)
     show.add_argument("--devices", type=int, default=100, metavar="N", help="number of devices (default 100)")
     show.add_argument("--seed", type=int, default=0, metavar="N", help="seed of the partition (default 0)")
     show.add_argument("--picture", metavar="FILE", help="also draw it (png, pdf, svg)")
@@ -60,9 +59,8 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 
 def _add_place(parser: argparse.ArgumentParser, flag: str, dest: str) -> None:
-    parser.add_argument(
-        flag, dest=dest, metavar="DIR", help="folder the data sets are in (default $STRATA_DATA or ~/.cache/strata/data)"
-    )
+    text = "folder the data sets are in (default $STRATA_DATA or ~/.cache/strata/data)"
+    parser.add_argument(flag, dest=dest, metavar="DIR", help=text)
 
 
 def _place(given: str | None) -> Path:
@@ -80,8 +78,9 @@ def list_data(args: argparse.Namespace) -> None:
         embedded = entry.download_bytes == 0
         found = entry.find(root)
         rows.append({
-            "name": entry.name, "summary": entry.summary, "source": entry.source, "download_bytes": entry.download_bytes,
-            "on_disk": found is not None, "path": None if embedded or found is None else str(found),
+            "name": entry.name, "summary": entry.summary, "source": entry.source,
+            "download_bytes": entry.download_bytes, "on_disk": found is not None,
+            "path": None if embedded or found is None else str(found),
             "get": "embedded" if embedded else "download" if entry.downloads else "by hand",
         })  # fmt: skip
     if args.json:
@@ -128,7 +127,8 @@ def _bar(file: str) -> Progress:
         if sys.stderr.isatty() and step != shown:
             shown = step
             share = "" if percent < 0 else f" ({percent} %)"
-            print(f"\r{file}: {done / 1e6:.1f} MB{share} ", end="\n" if done == total else "", file=sys.stderr, flush=True)
+            end = "\n" if done == total else ""
+            print(f"\r{file}: {done / 1e6:.1f} MB{share} ", end=end, file=sys.stderr, flush=True)
 
     return progress
 

@@ -119,11 +119,10 @@ def find_cifar100(root: Path) -> Path | None:
 
 def load_cifar10(folder: Path) -> FederatedData:
     mean, std = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)
-    train = [_batch(folder / f"data_batch_{k}", b"labels") for k in range(1, 6)]
-    test = _batch(folder / "test_batch", b"labels")
+    batches = [folder / f"data_batch_{k}" for k in range(1, 6)]
     return FederatedData(
-        train=ImageSet(torch.cat([x for x, _ in train]), torch.cat([y for _, y in train]), mean, std),
-        test=ImageSet(*test, mean, std),
+        train=ImageSet(*_images(batches, b"labels"), mean, std),
+        test=ImageSet(*_images([folder / "test_batch"], b"labels"), mean, std),
         name="cifar10", classes=10, augmentation="cifar",
         class_names=_names(folder / "batches.meta", b"label_names"),
     )  # fmt: skip
@@ -132,13 +131,20 @@ def load_cifar10(folder: Path) -> FederatedData:
 def load_cifar100(folder: Path) -> FederatedData:
     mean, std = (0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762)
     return FederatedData(
-        train=ImageSet(*_batch(folder / "train", b"fine_labels"), mean, std),
-        test=ImageSet(*_batch(folder / "test", b"fine_labels"), mean, std),
+        train=ImageSet(*_images([folder / "train"], b"fine_labels"), mean, std),
+        test=ImageSet(*_images([folder / "test"], b"fine_labels"), mean, std),
         name="cifar100", classes=100, augmentation="cifar", class_names=_names(folder / "meta", b"fine_label_names"),
     )  # fmt: skip
 
 
-def _batch(path: Path, label_key: bytes) -> tuple[torch.Tensor, torch.Tensor]:
+def _images(paths: list[Path], label_key: bytes) -> tuple[torch.Tensor, torch.Tensor]:
+    batches = [_batch(path, label_key) for path in paths]
+    images = np.concatenate([data for data, _ in batches])  # the one copy
+    labels = [label for _, own in batches for label in own]
+    return torch.from_numpy(images).view(-1, 3, 32, 32), torch.tensor(labels, dtype=torch.int64)
+
+
+def _batch(path: Path, label_key: bytes) -> tuple[np.ndarray, list[int]]:
     content = read_pickle(path)
     data, labels = content.get(b"data"), content.get(label_key)
     if not isinstance(data, np.ndarray) or data.ndim != 2 or data.shape[1] != 3 * 32 * 32:
@@ -147,8 +153,7 @@ def _batch(path: Path, label_key: bytes) -> tuple[torch.Tensor, torch.Tensor]:
         raise BadInput(f"{path} has no list of labels under {label_key.decode()!r}; fetch the data set again")
     if len(labels) != len(data):
         raise BadInput(f"{path} has {len(data)} images but {len(labels)} labels; fetch the data set again")
-    images = torch.from_numpy(np.array(data)).view(-1, 3, 32, 32)
-    return images, torch.tensor(labels, dtype=torch.int64)
+    return data, labels
 
 
 def _names(path: Path, key: bytes) -> tuple[str, ...]:

@@ -53,6 +53,7 @@ def picture(counts: np.ndarray, path: str | Path, title: str = "", names: Sequen
     step = min(220.0, 9000.0 / max(devices, classes))  # largest dot, in square points: smaller where it gets crowded
     axes.scatter(who, what, s=step * counts[who, what] / max(1, counts.max(initial=1)), color="#2a6f97", linewidths=0)
     axes.set(xlabel="device", ylabel="class", title=title, xlim=(-0.7, devices - 0.3), ylim=(-0.7, classes - 0.3))
+    axes.locator_params(axis="both", integer=True)
     if classes <= 30:
         axes.set_yticks(range(classes), list(names) if len(names) == classes else [str(c) for c in range(classes)])
     axes.grid(alpha=0.2)

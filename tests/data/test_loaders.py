@@ -1,0 +1,325 @@
+"""Each loader on small files of the exact published format, and on what goes wrong with such files."""
+
+from __future__ import annotations
+
+import gzip
+import os
+import pickle
+import struct
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from strata.data import load
+from strata.data.cifar import read_pickle
+from strata.data.idx import read_idx
+from strata.data.images import resize_bilinear
+from strata.errors import BadInput
+from tests.data import published
+
+
+def test_digits_are_scikit_learns_and_need_nothing(tmp_path):
+    from sklearn.datasets import load_digits
+
+    theirs = load_digits()
+    data = load("digits")
+    assert (len(data.train), len(data.test), data.classes, data.input_shape) == (1500, 297, 10, (3, 32, 32))
+    assert torch.cat([data.train.labels, data.test.labels]).tolist() == theirs.target.tolist()
+    # the corner pixel of the enlarged image is the corner pixel, 0..16 brought to 0..255
+    corners = np.concatenate([data.train.images[:, 1, 0, 0].numpy(), data.test.images[:, 1, 0, 0].numpy()])
+    assert corners.tolist() == [(int(v) * 255 + 8) // 16 for v in theirs.images[:, 0, 0]]
+    values = data.train.normalise(data.train.images)
+    assert abs(float(values.mean())) < 1e-3 and abs(float(values.std()) - 1) < 1e-3
+
+
+def test_enlarging_by_hand_and_as_torch_does():
+    two = np.array([[[0, 100], [200, 40]]], dtype=np.uint8)
+    # centres: -1/4, 1/4, 3/4, 5/4 of a source pixel, so the weights are 0, 1/4, 3/4, 1
+    assert resize_bilinear(two, 4)[0].tolist() == [
+        [0, 25, 75, 100], [50, 59, 76, 85], [150, 126, 79, 55], [200, 160, 80, 40],
+    ]  # fmt: skip
+    images = published.noise((3, 28, 28), 0)
+    theirs = torch.nn.functional.interpolate(torch.from_numpy(images)[None].double(), size=32, mode="bilinear")[0]
+    assert (torch.from_numpy(resize_bilinear(images, 32)).double() - theirs).abs().max() <= 0.5
+
+
+def test_cifar10(tmp_path):
+    held = published.cifar10(tmp_path / "cifar-10-batches-py")
+    for root in (tmp_path, tmp_path / "cifar-10-batches-py"):
+        data = load("cifar10", root)
+        assert (len(data.train), len(data.test), data.classes, data.augmentation) == (20, 4, 10, "cifar")
+        assert data.class_names[:2] == ("airplane", "automobile")
+        pixels, labels = held["data_batch_3"]
+        assert np.array_equal(data.train.images[8:12].numpy().reshape(4, -1), pixels)  # channels first, as published
+        assert data.train.labels[8:12].tolist() == labels
+        assert np.array_equal(data.test.images.numpy().reshape(4, -1), held["test_batch"][0])
+
+
+def test_cifar100(tmp_path):
+    held = published.cifar100(tmp_path / "cifar-100-python")
+    data = load("cifar100", tmp_path)
+    assert data.classes == 100 and len(data.class_names) == 100
+    assert data.train.labels.tolist() == held["train"][1]  # the fine labels
+    assert np.array_equal(data.test.images.numpy().reshape(6, -1), held["test"][0])
+
+
+class _Evil:
+    def __init__(self, path: str) -> None:
+        self.path = path
+
+    def __reduce__(self):
+        return (os.mkdir, (self.path,))
+
+
+def _hostile_files(mark: str) -> dict[str, bytes]:
+    array = published.Python2().dumps({b"data": np.zeros((2, 2), np.uint8)})
+    return {
+        "a call": pickle.dumps({b"data": _Evil(mark)}, protocol=2),
+        "a call, protocol 4": pickle.dumps({b"data": _Evil(mark)}, protocol=4),
+        "a call, protocol 0": pickle.dumps(_Evil(mark), protocol=0),
+        "eval by name": b"\x80\x02c__builtin__\neval\nU\x05'1'+1\x85R.",
+        "inst": b"(U\x01/ios\nmkdir\n.",
+        "an object array": b"\x80\x02cnumpy\ndtype\nU\x01OK\x00K\x01\x87R.",
+        "attribute of numpy": b"\x80\x02cnumpy\nload\nU\x01x\x85R.",
+        "a memo of 32 GB": b"\x80\x02}r\xff\xff\xff\x7f.",
+        "a string of 2 GB that is not there": b"\x80\x02T\xff\xff\xff\x7fabc.",
+        "an extension": b"\x80\x02\x82\x01.",
+        "persistent": b"\x80\x02U\x01aQ.",
+        "no dict": b"\x80\x02]q\x01.",
+        "nothing": b"",
+        "text": b"<html>not found</html>",
+        "shape that lies": array.replace(b"K\x02K\x02", b"K\x02K\x03"),
+    }
+
+
+@pytest.mark.parametrize("kind", sorted(_hostile_files("x")))
+def test_hostile_pickles_are_refused_and_do_nothing(tmp_path, kind):
+    mark = tmp_path / "was here"
+    path = tmp_path / "data_batch_1"
+    path.write_bytes(_hostile_files(str(mark))[kind])
+    with pytest.raises(BadInput, match="is not a CIFAR file as published"):
+        read_pickle(path)
+    assert not mark.exists()
+
+
+def test_cifar_that_does_not_add_up(tmp_path):
+    folder = tmp_path / "cifar-10-batches-py"
+    published.cifar10(folder)
+    whole = (folder / "data_batch_2").read_bytes()
+    (folder / "data_batch_2").write_bytes(whole[:-2000])
+    with pytest.raises(BadInput, match="data_batch_2 is not a CIFAR file as published"):
+        load("cifar10", tmp_path)
+    write = published.Python2().dumps
+    (folder / "data_batch_2").write_bytes(write({b"labels": [1], b"data": np.zeros((2, 3072), np.uint8)}))
+    with pytest.raises(BadInput, match="2 images but 1 labels"):
+        load("cifar10", tmp_path)
+    (folder / "data_batch_2").write_bytes(write({b"labels": [1, 11], b"data": np.zeros((2, 3072), np.uint8)}))
+    with pytest.raises(BadInput, match="labels run from 0 to 11"):
+        load("cifar10", tmp_path)
+    (folder / "data_batch_2").write_bytes(write({b"labels": [1, 2], b"data": np.zeros((2, 3071), np.uint8)}))
+    with pytest.raises(BadInput, match="3x32x32"):
+        load("cifar10", tmp_path)
+    (folder / "data_batch_2").unlink()
+    with pytest.raises(BadInput, match="data_batch_2 is missing"):
+        load("cifar10", tmp_path)
+
+
+def test_missing_data_says_what_to_run(tmp_path):
+    with pytest.raises(BadInput, match=f"run: strata data get cifar10 --dir {tmp_path}"):
+        load("cifar10", tmp_path)
+    with pytest.raises(BadInput, match="there is no data set 'cifar'"):
+        load("cifar", tmp_path)
+
+
+@pytest.mark.parametrize("ending", ["", ".gz"])
+@pytest.mark.parametrize(("name", "folder"), [("mnist", "mnist"), ("fashion-mnist", "FashionMNIST/raw")])
+def test_mnist(tmp_path, name, folder, ending):
+    held = published.mnist(tmp_path / folder, ending)
+    data = load(name, tmp_path)
+    assert data.input_shape == (3, 32, 32) and data.train.labels.tolist() == [0, 1, 2, 3, 4]
+    enlarged = resize_bilinear(held["t10k"], 32)
+    assert all(np.array_equal(data.test.images[:, channel].numpy(), enlarged) for channel in range(3))
+    assert data.train.images.untyped_storage().nbytes() == 5 * 32 * 32  # three channels, the bytes of one
+    part = data.train.subset([4, 0])
+    assert torch.equal(part.images, data.train.images[[4, 0]]) and part.images.untyped_storage().nbytes() == 2 * 1024
+
+
+def test_broken_idx_files(tmp_path):
+    path = tmp_path / "train-images-idx3-ubyte"
+    array = published.noise((2, 28, 28), 0)
+    published.idx(path, array)
+    assert np.array_equal(read_idx(path), array)
+    whole = path.read_bytes()
+    packed = tmp_path / "packed.gz"
+    for raw, words in [
+        (whole[:-1], "cut short"),
+        (whole + b"x", "too long"),
+        (whole[:9], "cut short"),
+        (b"", "not an idx file"),
+        (b"\0\0\x0d\x01" + whole[4:], "not an idx file"),  # floats
+        (struct.pack(">I3I", 0x803, 2**31, 2**31, 2**31), "claims"),
+    ]:
+        path.write_bytes(raw)
+        packed.write_bytes(gzip.compress(raw))
+        for file in (path, packed):
+            with pytest.raises(BadInput, match=words):
+                read_idx(file)
+    packed.write_bytes(gzip.compress(whole)[:-20])
+    with pytest.raises(BadInput, match="cut short"):
+        read_idx(packed)
+
+
+def test_mnist_with_a_label_too_few(tmp_path):
+    published.mnist(tmp_path)
+    published.idx(tmp_path / "train-labels-idx1-ubyte", np.zeros(4, np.uint8))
+    with pytest.raises(BadInput, match="5 images but 4 labels"):
+        load("mnist", tmp_path)
+    (tmp_path / "t10k-labels-idx1-ubyte").unlink()
+    published.mnist(tmp_path / "other")
+    (tmp_path / "other" / "t10k-labels-idx1-ubyte").unlink()
+    with pytest.raises(BadInput, match="no t10k-labels-idx1-ubyte"):
+        load("mnist", tmp_path / "other")
+
+
+def _grey(value: float) -> list[float]:
+    return [value] * 784
+
+
+def test_femnist_by_writer(tmp_path):
+    root = tmp_path / "femnist"
+    later = {"f2": ([_grey(1.0), _grey(0.0)], [61, 3]), "f1": ([_grey(0.2)], [10])}
+    published.leaf(root / "train" / "all_data_1.json", later)
+    published.leaf(root / "train" / "all_data_0.json", {"f0": ([_grey(0.4), _grey(0.6), _grey(0.8)], [1, 2, 3])})
+    published.leaf(root / "test" / "all_data_0.json", {"f0": ([_grey(1)], [5]), "f1": ([], [])})
+    for _ in range(2):  # the second time from the decoded arrays
+        data = load("femnist", tmp_path)
+        assert data.classes == 62 and data.input_shape == (3, 32, 32)
+        assert data.train.labels.tolist() == [1, 2, 3, 10, 61, 3]
+        assert data.users is not None
+        assert [user.tolist() for user in data.users] == [[0, 1, 2], [3], [4, 5]]  # f0, f1, f2
+        assert data.train.images[:, 2, 16, 16].tolist() == [102, 153, 204, 51, 255, 0]
+        assert data.test.images.unique().tolist() == [255] and data.test.labels.tolist() == [5]
+    assert len(list((root / ".strata-decoded").iterdir())) == 1
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ('{"users": ["a"], "num_samples": [1], "user_data": {"a": {"x": [[0.0', "not complete JSON"),
+        ('{"users": ["a"], "num_samples": [2], "user_data": {"a": {"x": [[0.0]], "y": [1]}}}', "does not agree"),
+        ('{"users": ["a"], "num_samples": [1], "user_data": {}}', "not in LEAF's form"),
+        ("[]", "not in LEAF's form"),
+        ('{"users": ["a"], "num_samples": [1], "user_data": {"a": {"x": [[0.0]], "y": [1]}}}', "784 numbers"),
+        ('{"users": ["a"], "num_samples": [1], "user_data": {"a": {"x": [%s], "y": [1]}}}' % ([2.0] * 784), "outside"),
+    ],
+)
+def test_broken_leaf_files(tmp_path, content, words):
+    published.leaf(tmp_path / "test" / "a.json", {"a": ([_grey(1.0)], [1])})
+    (tmp_path / "train").mkdir()
+    (tmp_path / "train" / "a.json").write_text(content)
+    with pytest.raises(BadInput, match=words):
+        load("femnist", tmp_path)
+
+
+def test_tinyimagenet(tmp_path):
+    folder = tmp_path / "tiny-imagenet-200"
+    published.tinyimagenet(folder)
+    for _ in range(2):
+        data = load("tinyimagenet", tmp_path)
+        assert data.class_names == ("n01", "n02") and data.input_shape == (3, 64, 64)
+        assert data.train.labels.tolist() == [0, 0, 1, 1] and data.test.labels.tolist() == [0, 1]
+        green, grey = data.train.images[0, :, 5, 5].tolist(), data.train.images[1, :, 5, 5].tolist()
+        assert green[1] > 195 > 15 > green[0] and grey == [100, 100, 100]
+    # a changed picture is seen, and a broken one is named
+    (folder / "train" / "n02" / "images" / "n02_0.JPEG").write_bytes(b"\xff\xd8 no picture")
+    with pytest.raises(BadInput, match="n02_0.JPEG is not a readable picture"):
+        load("tinyimagenet", tmp_path)
+    (folder / "train" / "n02" / "images" / "n02_0.JPEG").unlink()
+    (folder / "val" / "images" / "val_1.JPEG").unlink()
+    with pytest.raises(BadInput, match="val_1.JPEG is missing"):
+        load("tinyimagenet", tmp_path)
+    (folder / "val" / "val_annotations.txt").write_text("val_0.JPEG\tn99\t0\t0\t0\t0\n")
+    with pytest.raises(BadInput, match="line 1"):
+        load("tinyimagenet", tmp_path)
+
+
+def test_decoded_arrays_are_private_and_heal(tmp_path):
+    folder = tmp_path / "tiny-imagenet-200"
+    published.tinyimagenet(folder)
+    first = load("tinyimagenet", tmp_path).train.images
+    before = first.clone()
+    first.zero_()  # a write stays in this process
+    assert torch.equal(load("tinyimagenet", tmp_path).train.images, before)
+    kept = next((folder / ".strata-decoded").iterdir()) / "train.npy"
+    kept.write_bytes(kept.read_bytes()[:-100])
+    assert torch.equal(load("tinyimagenet", tmp_path).train.images, before)
+    assert kept.stat().st_size == 128 + before.numel()
+
+
+def _picture(path, colour, size=(8, 8)) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.new("RGB", size, colour).save(path)
+
+
+def test_a_folder_per_class(tmp_path):
+    for part, count in (("train", 3), ("test", 1)):
+        for label, name in enumerate(["ant", "bee"]):
+            for number in range(count):
+                _picture(tmp_path / "split" / part / name / f"{number}.png", (label * 100, number, 0))
+    data = load("folder", tmp_path / "split")
+    assert data.class_names == ("ant", "bee") and data.input_shape == (3, 8, 8)
+    assert data.train.images[:, :2, 0, 0].tolist() == [[0, 0], [0, 1], [0, 2], [100, 0], [100, 1], [100, 2]]
+    assert load("folder:16", tmp_path / "split").input_shape == (3, 16, 16)
+
+    for name in ("ant", "bee"):
+        for number in range(20):
+            _picture(tmp_path / "flat" / name / f"{number:02d}.png", (number, 0, 0))
+    flat = load("folder", tmp_path / "flat")
+    assert np.bincount(flat.test.labels).tolist() == [2, 2] and len(flat.train) == 36
+    assert torch.equal(flat.test.images, load("folder", tmp_path / "flat").test.images)
+
+    _picture(tmp_path / "flat" / "bee" / "wide.png", (0, 0, 0), size=(9, 8))
+    with pytest.raises(BadInput, match="folder:64"):
+        load("folder", tmp_path / "flat")
+    with pytest.raises(BadInput, match="two or more"):
+        load("folder", tmp_path / "flat" / "bee")
+    with pytest.raises(BadInput, match="is not a folder"):
+        load("folder", tmp_path / "none")
+    for name in ("folder:x", "folder:0", "folder:"):
+        with pytest.raises(BadInput, match="size in pixels"):
+            load(name, tmp_path / "flat")
+    _picture(tmp_path / "split" / "test" / "cat" / "0.png", (0, 0, 0))
+    with pytest.raises(BadInput, match="'cat'"):
+        load("folder", tmp_path / "split")
+
+
+def test_imagenet64(tmp_path):
+    held = published.imagenet64(tmp_path / "imagenet64")
+    for _ in range(2):
+        data = load("imagenet64", tmp_path)
+        assert data.classes == 1000 and data.input_shape == (3, 64, 64)
+        assert data.train.labels.tolist() == [0, 499, 999, 0, 499, 999]  # published from 1 to 1000
+        assert np.array_equal(data.train.images[3:].numpy().reshape(3, -1), held["train_data_batch_2"][0])
+        assert np.array_equal(data.test.images.numpy().reshape(3, -1), held["val_data"][0])
+
+
+def test_broken_imagenet64(tmp_path):
+    folder = tmp_path / "imagenet64"
+    published.imagenet64(folder, batches=3)
+    first = folder / "train_data_batch_1.npz"
+    whole = first.read_bytes()
+    first.write_bytes(whole[:-200])
+    with pytest.raises(BadInput, match="not a whole ImageNet64 batch"):
+        load("imagenet64", tmp_path)
+    np.savez(first, data=np.zeros((2, 12288), np.uint8), labels=np.array([1, 2, 3]))
+    with pytest.raises(BadInput, match="3 labels"):
+        load("imagenet64", tmp_path)
+    np.savez(first, data=np.array([{}], dtype=object), labels=np.array([1]))  # a pickle inside
+    with pytest.raises(BadInput, match="not a whole"):
+        load("imagenet64", tmp_path)
+    first.write_bytes(whole)
+    (folder / "train_data_batch_2.npz").unlink()
+    with pytest.raises(BadInput, match="a batch is missing"):
+        load("imagenet64", tmp_path)
