@@ -61,7 +61,7 @@ class Trainer:
 
     def _backward(self, small: Warm, x: Tensor, y: Tensor) -> float:
         loss = self.settings.loss(small.module(small.arranged(x)), y)
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         return loss.item()
 
     def release(self) -> None:

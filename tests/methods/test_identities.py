@@ -11,17 +11,17 @@ from torch import Tensor, nn
 from strata.cutting import ChannelGraph
 from strata.methods import FD, SLT, FedAvg, FedRolex, FjORD, HeteroFL, Method, Small
 from strata.models import densenet40, resnet20
-from strata.planning import plan
 from strata.training import LocalTraining, Update
-from tests.methods.tiny import aggregate, run, same_bits, tiny_graph, tiny_state, train
+from tests.methods.tiny import aggregate, hand_plan, run, same_bits, tiny_graph, tiny_state, train
 
 GRAPH = tiny_graph()
 
 
 def methods(graph: ChannelGraph, *constraints: float) -> dict[str, Method]:
-    made = plan(graph, graph.input_shape, constraint=list(constraints), rounds=6)
+    levels = [(0, 0, 1), (0, 0, 0), (0, 0, 1)][: len(constraints)] if len(constraints) > 1 else ()
+    steps = [(0, 0, 0.25, 1), (0, 1, 0.5, 3), (1, 2, 0.5, 6)] if min(constraints) < 1 else [(0, 0, 1.0, 6)]
     return {
-        "slt": SLT(made),
+        "slt": SLT(hand_plan(graph, *steps, levels=levels)),
         "small": Small(graph, constraints),
         "fd": FD(graph, constraints, seed=5),
         "fd shared": FD(graph, constraints, seed=5, variant="shared"),

@@ -8,33 +8,32 @@ import pytest
 
 from strata.errors import BadInput
 from strata.methods import SLT, Progress
-from strata.planning import plan
-from tests.methods.tiny import tiny_graph
+from tests.methods.tiny import hand_plan, tiny_graph
 
 GRAPH = tiny_graph()
 
 
 def test_follows_the_plans_steps() -> None:
-    made = plan(GRAPH, GRAPH.input_shape, constraint=0.5, rounds=20)
-    method = SLT(made)
-    assert len(made.steps) > 2 and made.steps[-1].scale == 1
-    for round in range(20):
-        step = made.step_at(round)
-        assert method.step(round) == step.step
+    method = SLT(hand_plan(GRAPH, (0, 0, 0.25, 2), (0, 1, 0.5, 2), (1, 2, 0.5, 5), (2, 3, 1.0, 7)))
+    configurations = [(0, 0, 0.25), (0, 1, 0.5), (1, 2, 0.5), (2, 3, 1.0)]
+    assert [method.step(round) for round in range(8)] == [0, 0, 2, 2, 2, 3, 3, 3], "step 1 has no round"
+    for round in range(7):
+        k_frozen, k_trained, scale = configurations[method.step(round)]
         (task,) = method.assign(round, [3])
-        assert task.cut == GRAPH.slt(step.k_frozen, step.k_trained, step.scale) == method.evaluation_cut(round)
-        assert task.cut.frozen == {n for n in GRAPH.parameter_names if GRAPH.layer_of[n] <= step.k_frozen}
+        assert task.cut == GRAPH.slt(k_frozen, k_trained, scale) == method.evaluation_cut(round)
+        assert task.cut.frozen == {n for n in GRAPH.parameter_names if GRAPH.layer_of[n] <= k_frozen}
+    assert method.evaluation_cut(2).shapes["conv2.weight"] == (4, 8, 3, 3)
     assert method.server_cut() == GRAPH.full()
-    assert method.evaluation_cut(19).shapes == GRAPH.full().shapes, "the full model once the scale is 1"
+    assert method.evaluation_cut(6).shapes == GRAPH.full().shapes, "the full model once the scale is 1"
     assert not method.needs_accuracy and method.observe(0, 0.5) is method and method.state == {}
 
 
 def test_a_stronger_device_freezes_fewer_layers() -> None:
-    made = plan(GRAPH, GRAPH.input_shape, constraint=[0.5, 1.0], rounds=20)
-    method = SLT(made)
-    weak, strong, weak_again = (task.cut for task in method.assign(19, [0, 1, 2]))
-    assert weak == weak_again == made.cut(len(made.steps) - 1, level=0)
-    assert strong.frozen == frozenset() and weak.frozen, "a device that holds the model freezes nothing"
+    method = SLT(hand_plan(GRAPH, (0, 0, 0.25, 1), (0, 1, 0.5, 2), (1, 2, 0.5, 9), levels=[(0, 0, 1), (0, 0, 0)]))
+    weak, strong, weak_again = (task.cut for task in method.assign(5, [0, 1, 2]))
+    assert weak == weak_again == GRAPH.slt(1, 2, 0.5) == method.evaluation_cut(5)
+    assert strong == GRAPH.slt(0, 2, 0.5)
+    assert strong.frozen == frozenset() and weak.frozen == {"stem.0.weight", "stem.1.weight", "stem.1.bias"}
     assert strong.shapes == weak.shapes, "the weakest fixes the width"
 
 
@@ -43,7 +42,8 @@ def test_early_stopping_by_hand() -> None:
     # there 0.3 is a new best although the step before had 0.5
     accuracies = [0.5, 0.5, 0.4, 0.3, 0.6, 0.55, 0.6, 0.1, 0.1, 0.1]
     expected = [0, 0, 0, 1, 1, 1, 1, 2, 2, 2]
-    made = plan(GRAPH, GRAPH.input_shape, constraint=0.5, rounds=20, schedule="early-stopping", patience=2)
+    configurations = [(0, 0, 0.25, None), (0, 1, 0.5, None), (1, 2, 0.5, None), (2, 3, 1.0, None)]
+    made = hand_plan(GRAPH, *configurations, patience=2)
     method = SLT(made)
     steps = []
     for round, accuracy in enumerate(accuracies):

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from strata.cutting import ChannelGraph
 from strata.methods import Method, Task
+from strata.planning import Level, Plan, Step
 from strata.training import LocalTraining, Update, train_device
 
 State = dict[str, Tensor]
@@ -50,6 +51,23 @@ def tiny_graph() -> ChannelGraph:
 
 def tiny_state(seed: int = 0) -> State:
     return {name: tensor.clone() for name, tensor in tiny_net(seed).state_dict().items()}
+
+
+def hand_plan(
+    graph: ChannelGraph,
+    *steps: tuple[int, int, float, int | None],  # k_frozen, k_trained, scale, until_round
+    levels: Sequence[Sequence[int]] = (),  # k_frozen per step
+    patience: int = 15,
+) -> Plan:
+    return Plan(
+        model="hand-made", classes=graph.classes, input_shape=graph.input_shape, batch_size=32, accounting="paper",
+        schedule="early-stopping" if steps[0][3] is None else "cumulative", budget_bytes=0, full_bytes=0,
+        steps=tuple(
+            Step(number, k_frozen, k_trained, scale, 0, 0, 0, 0, 0, 0, 0, until)
+            for number, (k_frozen, k_trained, scale, until) in enumerate(steps)
+        ),
+        levels=tuple(Level(None, 0, tuple(frozen)) for frozen in levels), patience=patience, graph=graph,
+    )  # fmt: skip
 
 
 def samples(device: int, count: int = 20, shape: Sequence[int] = INPUT) -> tuple[Tensor, Tensor]:
