@@ -228,8 +228,8 @@ def hf_regnet_y() -> Built:
     from transformers import RegNetConfig, RegNetForImageClassification
 
     config = RegNetConfig(
-        embedding_size=16,
-        hidden_sizes=[16, 32, 64],
+        embedding_size=32,
+        hidden_sizes=[32, 64, 128],
         depths=[1, 2, 1],
         groups_width=8,
         layer_type="y",

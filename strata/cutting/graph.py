@@ -146,8 +146,10 @@ class ChannelGraph:
         wanted: dict[str, Iterable[int]] = {}
         for name, classes in self._source_classes.items():
             if self.layer_of[name] > k_trained:
-                own = _ordered(c for c in classes if c != ALWAYS)
-                wanted[name] = {ALWAYS, *own[: max(1, floor_of(scale, len(own)))]}
+                row = self._source_rows[name]  # channels that meet each other (halves of a gate) count as one
+                choosable = _ordered(c for c in row if c != ALWAYS)
+                chosen = {ALWAYS, *choosable[: max(1, floor_of(scale, len(choosable)))]}
+                wanted[name] = [leaf for leaf, c in zip(classes, row, strict=True) if c in chosen]
         frozen = frozenset(name for name, k in self.layer_of.items() if k <= k_frozen)
         return self._cut(self._choose(wanted), frozen)
 
@@ -181,7 +183,7 @@ class ChannelGraph:
     @property
     def widths(self) -> tuple[int, ...]:
         """Distinct numbers of choosable outputs of the layers: a scale matters only through floor(s * M)."""
-        sizes = {len(_ordered(c for c in classes if c != ALWAYS)) for classes in self._source_classes.values()}
+        sizes = {len({c for c in row if c != ALWAYS}) for row in self._source_rows.values()}
         return tuple(sorted(sizes - {0}))
 
     @property
@@ -290,8 +292,8 @@ class ChannelGraph:
         self._class_members: dict[int, list[int]] = {}
         for leaf in range(self._leaf_count):
             self._class_members.setdefault(root(leaf), []).append(leaf)
-        rows = {name: _ordered(root(c) for c in classes) for name, classes in self._source_classes.items()}
-        rows = {name: [c for c in row if c != root(ALWAYS)] for name, row in rows.items()}
+        self._source_rows = {name: tuple(root(c) for c in own) for name, own in self._source_classes.items()}
+        rows = {name: _ordered(c for c in row if c != ALWAYS) for name, row in self._source_rows.items()}
         members: dict[int, list[str]] = {}
         for name, row in rows.items():
             for c in row:

@@ -109,35 +109,16 @@ def _wanted_levels(
 def _place_parameters(
     nodes: list[fx.Node], sources: dict[fx.Node, str], level: dict[fx.Node, int], depth: int, parameters: Sequence[str]
 ) -> dict[str, int]:
-    """A norm right behind a weight belongs to that weight's layer; any other parameter to the layer it leads into."""
+    """A norm, and whatever else is not a source, belongs to the last layer that its input comes from."""
+    reached: dict[fx.Node, int] = {}
     placed: dict[str, int] = {}
     for node in nodes:
-        states = [str(x.target) for x in node.all_input_nodes if x.op == "get_attr"]
-        if not states:
-            continue
-        if node in sources:
-            here = level[node]
-        else:
-            behind = _directly_behind(node, sources)
-            here = level[behind] if behind is not None else min(level[node] + 1, depth + 1)
-        for name in states:
-            placed[name] = min(here, placed.get(name, here))
+        before = max((reached.get(x, 0) for x in node.all_input_nodes), default=0)
+        reached[node] = level[node] if node in sources else before
+        for x in node.all_input_nodes:
+            if x.op == "get_attr":
+                placed.setdefault(str(x.target), max(reached[node], 1))
     return {name: placed.get(name, depth + 1) for name in parameters}
-
-
-def _directly_behind(node: fx.Node, sources: dict[fx.Node, str]) -> fx.Node | None:
-    """The source whose output, used nowhere else, reaches this node through operations of one input."""
-    while True:
-        before = [x for x in node.all_input_nodes if x.op == "call_function" and _is_tensor(x)]
-        if len(before) != 1 or sum(_is_tensor(user) for user in before[0].users) != 1:
-            return None
-        (node,) = before
-        if node in sources:
-            return node
-
-
-def _is_tensor(node: fx.Node) -> bool:
-    return node.op == "output" or hasattr(node.meta.get("val"), "dtype") or isinstance(node.meta.get("val"), (list, tuple))
 
 
 def _layer_names(sources: dict[fx.Node, str], level: dict[fx.Node, int], depth: int) -> tuple[str, ...]:

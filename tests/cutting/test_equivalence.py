@@ -1,0 +1,140 @@
+"""The proven properties of a cut, in float64, for every network and every kind of cut."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from functools import lru_cache
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from strata.cutting import ChannelGraph, Cut
+from tests.cutting.reference import block_mask, norms_over_kept, zeroed
+from tests.networks import NETWORKS
+
+DEEP = {"resnet44", "resnet56"}  # the same blocks as resnet20, only more of them
+SMALL = [name for name in NETWORKS if name not in DEEP]
+
+CUTS: dict[str, Callable[[ChannelGraph], Cut]] = {
+    "prefix": lambda g: g.prefix(0.25),
+    "rolling": lambda g: g.rolling(0.5, 13),
+    "random": lambda g: g.random(0.3, torch.Generator().manual_seed(5)),
+    "slt-start": lambda g: g.slt(0, 0, 0.2),
+    "slt-early": lambda g: g.slt(1, 2, 0.3),
+    "slt-middle": lambda g: g.slt(g.depth // 2 - 1, g.depth // 2, 0.4),
+    "slt-deep-head": lambda g: g.slt(0, g.depth // 2, 0.4),
+    "slt-last": lambda g: g.slt(g.depth - 1, g.depth, 1),
+}
+
+
+@lru_cache(maxsize=2)
+def built(name: str) -> tuple[nn.Module, ChannelGraph, tuple[int, ...]]:
+    torch.manual_seed(0)
+    model, shape = NETWORKS[name]()
+    for module in model.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0  # which units are dropped depends on the width
+        if isinstance(module, nn.BatchNorm2d | nn.LayerNorm | nn.GroupNorm) and module.weight is not None:
+            nn.init.uniform_(module.weight, 0.5, 1.5)
+            nn.init.normal_(module.bias)
+    model = model.double()
+    return model, ChannelGraph(model, shape), shape
+
+
+def batch(shape: tuple[int, ...]) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    return torch.randn(4, *shape, generator=generator, dtype=torch.float64), torch.tensor([3, 1, 0, 7])
+
+
+@pytest.mark.parametrize("kind", CUTS)
+@pytest.mark.parametrize("name", SMALL)
+def test_submodel_equals_the_full_model_with_dropped_coordinates_zeroed(name: str, kind: str) -> None:
+    model, graph, shape = built(name)
+    cut = CUTS[kind](graph)
+    x, y = batch(shape)
+    sub = graph.submodel(cut, cut.extract(model.state_dict()))
+    full = zeroed(model, cut)
+    for training in (True, False):
+        sub.train(training)
+        full.train(training)
+        with norms_over_kept(full, cut):
+            wanted = full(x)
+        got = sub(x)
+        torch.testing.assert_close(got, wanted, rtol=1e-9, atol=1e-9)
+        if training:
+            functional.cross_entropy(wanted, y).backward()
+            functional.cross_entropy(got, y).backward()
+    gradients = {n: p.grad for n, p in full.named_parameters()}
+    for parameter_name, parameter in sub.named_parameters():
+        if parameter_name in cut.frozen:
+            assert parameter.grad is None and not parameter.requires_grad
+            continue
+        reference = gradients[parameter_name]
+        assert reference is not None
+        assert parameter.grad is not None, f"{parameter_name} is trained but gets no gradient"
+        torch.testing.assert_close(
+            parameter.grad, cut.extract_one(parameter_name, reference), rtol=1e-7, atol=1e-9, msg=parameter_name
+        )
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_scale_one_is_the_original_bit_for_bit(name: str) -> None:
+    torch.manual_seed(0)
+    model, shape = NETWORKS[name]()
+    graph = ChannelGraph(model, shape)
+    cut = graph.full()
+    assert cut == graph.prefix(1.0) == graph.rolling(1.0, 3) == graph.slt(0, 0, 1.0)
+    x, y = torch.randn(4, *shape), torch.tensor([3, 1, 0, 7])
+    sub = graph.submodel(cut, cut.extract(model.state_dict()))
+    assert list(sub.state_dict()) == list(model.state_dict())
+    original = copy.deepcopy(model)
+    for training in (True, False):
+        outputs = []
+        for one in (sub, original):
+            one.train(training)
+            torch.manual_seed(9)  # dropout
+            outputs.append(one(x))
+        assert torch.equal(*outputs)
+        if training:
+            for one, output in zip((sub, original), outputs, strict=True):
+                functional.cross_entropy(output, y).backward()
+    for (n, a), (m, b) in zip(sub.named_parameters(), original.named_parameters(), strict=True):
+        assert n == m and (a.grad is b.grad is None or torch.equal(a.grad, b.grad)), n
+    for (n, a), (m, b) in zip(sub.named_buffers(), original.named_buffers(), strict=False):
+        assert n == m and torch.equal(a, b), n
+
+
+@pytest.mark.parametrize("kind", CUTS)
+@pytest.mark.parametrize("name", SMALL)
+def test_extract_then_scatter_touches_exactly_the_cuts_coordinates(name: str, kind: str) -> None:
+    model, graph, _ = built(name)
+    cut = CUTS[kind](graph)
+    state = {n: t.clone() for n, t in model.state_dict().items()}
+    part = cut.extract(state)
+    assert {n: tuple(t.shape) for n, t in part.items()} == cut.shapes
+
+    same = {n: t.clone() for n, t in state.items()}
+    cut.scatter(same, part)
+    assert all(torch.equal(same[n], state[n]) for n in state)
+
+    marked = {n: torch.zeros(t.shape) for n, t in state.items()}
+    counts = {n: torch.zeros(t.shape, dtype=torch.int64) for n, t in state.items()}
+    cut.scatter_add(marked, counts, {n: torch.ones(t.shape) for n, t in part.items()})
+    for n, tensor in state.items():
+        expected = block_mask(cut, n, tuple(tensor.shape))
+        assert torch.equal(marked[n].bool(), expected) and torch.equal(counts[n].bool(), expected), n
+
+    assert Cut.from_json(cut.to_json()) == cut and hash(Cut.from_json(cut.to_json())) == hash(cut)
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_prefix_of_a_quarter_keeps_under_15_percent_and_nothing_is_pinned(name: str) -> None:
+    model, shape = NETWORKS[name]()
+    graph = ChannelGraph(model, shape, strict=True)
+    cut = graph.prefix(0.25)
+    kept = sum(torch.Size(cut.shapes[n]).numel() for n in graph.parameter_names)
+    assert kept < 0.15 * sum(p.numel() for p in model.parameters())
+    assert graph.pinned == ()
