@@ -1,0 +1,316 @@
+"""A model of PyTorch's eager execution that knows sizes only: storages with reference counts, and autograd's graph.
+
+What it relies on (torch 2.x, CPU):
+- a storage lives as long as a Python variable, a saved tensor or a gradient on its way refers to it;
+- backward runs the nodes in the opposite order of their creation: the engine takes the ready node with the highest
+  sequence number, and everything that consumes a node's output was created after it;
+- a node's incoming gradient and saved tensors go when it has run, before its results are handed on;
+- where gradients meet, the first one is added to in place if nothing else refers to it and it is dense, otherwise a
+  third tensor is made;
+- a parameter takes over the gradient it is given, unless that is laid out otherwise or shared: then it is copied.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from math import prod
+from typing import Optional
+
+Shape = tuple[int, ...]
+Strides = Optional[tuple[int, ...]]
+
+
+class Value:
+    """A tensor: sizes, strides (None: contiguous) and the storage behind it. `uses` counts holders of a gradient."""
+
+    __slots__ = ("itemsize", "node", "parameter", "port", "requires_grad", "shape", "storage", "strides", "uses")
+
+    def __init__(self, storage: int, shape: Shape, itemsize: int = 4, strides: Strides = None) -> None:
+        self.storage = storage
+        self.shape = shape
+        self.itemsize = itemsize
+        self.strides = strides
+        self.requires_grad = False
+        self.parameter = False
+        self.node: Node | None = None
+        self.port = 0
+        self.uses = 1
+
+    @property
+    def bytes(self) -> int:
+        return prod(self.shape) * self.itemsize
+
+
+# From the gradients of a node's outputs (None: undefined) to those of its inputs, allocating as it goes. A rule that
+# drops an incoming gradient early replaces it by None.
+Gradients = list[Optional[Value]]
+Backward = Callable[["Simulation", Gradients], Gradients]
+
+
+class Node:
+    __slots__ = ("backward", "buffer", "inputs", "saved")
+
+    def __init__(self, inputs: Sequence[Value | None], saved: list[int], backward: Backward, outputs: int) -> None:
+        self.inputs = inputs
+        self.saved = saved
+        self.backward = backward
+        self.buffer: Gradients = [None] * outputs
+
+
+class Simulation:
+    """Live bytes and their highest value so far. Standing bytes (weights, momentum, the batch) are the start."""
+
+    def __init__(self, standing: int) -> None:
+        self.live = self.peak = standing
+        self.parameter_gradients = 0  # live bytes that are gradients of parameters...
+        self.gradients_at_peak = 0  # ...and how many they were at the peak
+        self.sizes: list[int] = []
+        self.references: list[int] = []
+        self.nodes: list[Node] = []
+        self.viewed: set[int] = set()  # storages of which autograd knows a view
+
+    # storages
+
+    def allocate(self, size: int) -> int:
+        self.sizes.append(size)
+        self.references.append(1)
+        self.live += size
+        if self.live > self.peak:
+            self.peak = self.live
+            self.gradients_at_peak = self.parameter_gradients
+        return len(self.sizes) - 1
+
+    def standing(self) -> int:
+        """A storage that is there all the time and already counted."""
+        self.sizes.append(0)
+        self.references.append(1)
+        return len(self.sizes) - 1
+
+    def release(self, storage: int) -> None:
+        self.references[storage] -= 1
+        if not self.references[storage]:
+            self.live -= self.sizes[storage]
+
+    def passing(self, size: int) -> None:
+        """A temporary inside an operator."""
+        if self.live + size > self.peak:
+            self.peak = self.live + size
+            self.gradients_at_peak = self.parameter_gradients
+
+    # tensors
+
+    def new(self, shape: Shape, itemsize: int = 4, strides: Strides = None) -> Value:
+        return Value(self.allocate(prod(shape) * itemsize), shape, itemsize, strides)
+
+    def view(self, value: Value, shape: Shape, strides: Strides) -> Value:
+        self.references[value.storage] += 1
+        return Value(value.storage, shape, value.itemsize, strides)
+
+    def drop(self, value: Value) -> None:
+        value.uses -= 1
+        if not value.uses:
+            self.release(value.storage)
+
+    def contiguous(self, value: Value) -> Value:
+        """As `.contiguous()`: a new reference to the same tensor, or a copy."""
+        if value.strides is None or value.strides == contiguous_strides(value.shape):
+            return self.view(value, value.shape, None)
+        return self.new(value.shape, value.itemsize)
+
+    def reshape(self, value: Value, shape: Shape) -> Value:
+        """As `.reshape()`: a view where the strides allow one, otherwise a copy."""
+        strides = view_strides(value.shape, value.strides, shape) if value.strides is not None else None
+        if value.strides is not None and strides is None:
+            return self.new(shape, value.itemsize)
+        return self.view(value, shape, strides)
+
+    def sum_to(self, value: Value, shape: Shape) -> Value:
+        """As `sum_to_size`; takes over `value`."""
+        if value.shape == shape:
+            return value
+        if prod(value.shape) == prod(shape):
+            result = self.reshape(value, shape)
+        else:
+            result = self.new(shape, value.itemsize)
+        self.drop(value)
+        return result
+
+    # autograd
+
+    def record(
+        self,
+        inputs: Sequence[Value | None],
+        outputs: Value | Sequence[Value],
+        saved: Sequence[Value],
+        backward: Backward,
+        extra: Sequence[int] = (),
+    ) -> bool:
+        """Put an operator on the tape if one of its inputs requires a gradient.
+
+        `saved` tensors are kept till its backward has run; `extra` are storages made to be saved (statistics, masks),
+        which are released at once where nothing is recorded.
+        """
+        if not any(value is not None and value.requires_grad for value in inputs):
+            for storage in extra:
+                self.release(storage)
+            return False
+        results = (outputs,) if isinstance(outputs, Value) else outputs
+        kept = [value.storage for value in saved]
+        for storage in kept:
+            self.references[storage] += 1
+        # Edges are what the inputs are now: an in-place operator may give a value another node later.
+        node = Node([_edge(value) for value in inputs], [*kept, *extra], backward, len(results))
+        self.nodes.append(node)
+        for port, value in enumerate(results):
+            value.requires_grad = True
+            value.node = node
+            value.port = port
+            value.parameter = False
+        return True
+
+    def run_backward(self, loss: Value) -> None:
+        if loss.node is None:
+            return
+        seed = self.new(loss.shape, loss.itemsize)
+        seed.uses += 1  # held by the caller
+        loss.node.buffer[loss.port] = seed
+        while self.nodes:
+            node = self.nodes.pop()
+            incoming = node.buffer
+            if any(gradient is not None for gradient in incoming):
+                results = node.backward(self, incoming)
+                results = [self._validated(edge, result) for edge, result in zip(node.inputs, results, strict=True)]
+            else:
+                results = []
+            for gradient in incoming:
+                if gradient is not None:
+                    self.drop(gradient)
+            for storage in node.saved:
+                self.release(storage)
+            for edge, result in zip(node.inputs, results, strict=False):
+                if edge is not None and result is not None:
+                    self._hand_on(edge, result)
+
+    def _validated(self, edge: Value | None, gradient: Value | None) -> Value | None:
+        """Gradients of broadcast inputs are reduced while the node still holds everything."""
+        if edge is None or gradient is None or gradient.shape == edge.shape:
+            return gradient
+        return self.sum_to(gradient, edge.shape)
+
+    def _hand_on(self, edge: Value, gradient: Value) -> None:
+        if edge.parameter:
+            if gradient.uses > 1 or not _same_layout(gradient.shape, gradient.strides, edge.strides):
+                copy = self.new(edge.shape, edge.itemsize, edge.strides)
+                self.drop(gradient)
+                gradient = copy
+            self.parameter_gradients += self.sizes[gradient.storage]
+            return
+        assert edge.node is not None
+        buffer = edge.node.buffer
+        first = buffer[edge.port]
+        if first is None:
+            buffer[edge.port] = gradient
+            return
+        alone = first.uses == 1 and self.references[first.storage] == 1
+        if not (alone and is_dense(first.shape, first.strides)):
+            buffer[edge.port] = self.new(first.shape, first.itemsize, elementwise_strides(first, gradient))
+            self.drop(first)
+        self.drop(gradient)
+
+
+def _edge(value: Value | None) -> Value | None:
+    if value is None or not value.requires_grad:
+        return None
+    edge = Value(value.storage, value.shape, value.itemsize, value.strides)
+    edge.requires_grad, edge.parameter, edge.node, edge.port = True, value.parameter, value.node, value.port
+    return edge
+
+
+# layouts
+
+
+def contiguous_strides(shape: Shape) -> tuple[int, ...]:
+    strides = []
+    step = 1
+    for size in reversed(shape):
+        strides.append(step)
+        step *= max(size, 1)
+    return tuple(reversed(strides))
+
+
+def channels_last_strides(shape: Shape) -> tuple[int, ...]:
+    batch, channels, height, width = shape
+    return (height * width * channels, 1, width * channels, channels)
+
+
+def is_channels_last(shape: Shape, strides: Strides) -> bool:
+    """torch's `suggest_memory_format() == channels_last`; ambiguous layouts count as contiguous."""
+    if strides is None or len(shape) != 4 or strides[1] == 0:
+        return False
+    lowest = 0
+    for dim in (1, 3, 2, 0):
+        if shape[dim] == 0 or strides[dim] < lowest or (dim == 0 and lowest == strides[1]):
+            return False
+        lowest = strides[dim] * max(shape[dim], 1)
+    return True
+
+
+def is_dense(shape: Shape, strides: Strides) -> bool:
+    """Non-overlapping and without gaps, in whatever order of dims."""
+    if strides is None:
+        return True
+    step = 1
+    for stride, size in sorted((stride, size) for stride, size in zip(strides, shape, strict=True) if size != 1):
+        if stride != step:
+            return False
+        step *= size
+    return True
+
+
+def _same_layout(shape: Shape, a: Strides, b: Strides) -> bool:
+    if a == b:
+        return True
+    first = a or contiguous_strides(shape)
+    second = b or contiguous_strides(shape)
+    return all(size == 1 or p == q for size, p, q in zip(shape, first, second, strict=True))
+
+
+def view_strides(shape: Shape, strides: tuple[int, ...], target: Shape) -> Strides:
+    """Strides that make a view of `target` shape, or None if there are none (as torch's computeStride)."""
+    if not prod(shape):
+        return contiguous_strides(target)
+    result = [0] * len(target)
+    view_dim = len(target) - 1
+    chunk_stride = strides[-1] if strides else 1
+    elements = viewed = 1
+    for dim in range(len(shape) - 1, -1, -1):
+        elements *= shape[dim]
+        if dim == 0 or (shape[dim - 1] != 1 and strides[dim - 1] != elements * chunk_stride):
+            while view_dim >= 0 and (viewed < elements or target[view_dim] == 1):
+                result[view_dim] = viewed * chunk_stride
+                viewed *= target[view_dim]
+                view_dim -= 1
+            if viewed != elements:
+                return None
+            if dim > 0:
+                chunk_stride = strides[dim - 1]
+                elements = viewed = 1
+    return tuple(result) if view_dim == -1 else None
+
+
+def elementwise_strides(*operands: Value) -> Strides:
+    """Layout of an elementwise result: that of the first operand of full size which is not plainly contiguous."""
+    if all(operand.strides is None for operand in operands):
+        return None
+    size = max(prod(operand.shape) for operand in operands)
+    full = [operand for operand in operands if prod(operand.shape) == size]
+    first = next((operand for operand in full if is_dense(operand.shape, operand.strides)), full[0])
+    if first.strides is None or is_dense(first.shape, first.strides):
+        return first.strides
+    # gaps or broadcast dims: dense, in the same order of dims
+    result = [0] * len(first.shape)
+    step = 1
+    for dim in sorted(range(len(first.shape)), key=lambda d: (first.strides[d], -d)):  # type: ignore[index]
+        result[dim] = step
+        step *= first.shape[dim]
+    return tuple(result)

@@ -1,0 +1,107 @@
+"""`peak` accounting: the highest live bytes of one training step, in closed form over the sizes of a graph.
+
+The step is forward, cross-entropy, backward and SGD with momentum and weight decay, in steady state: momentum buffers
+are there from the start, gradients are not. The frozen part runs in the same forward and counts while it runs.
+Operators are described in rules.py, the order of allocations in autograd.py; measured.py is what it is tested against.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+from strata.costs.autograd import Gradients, Simulation, Value
+from strata.costs.rules import RULES, NoRule
+
+LABEL_BYTES = 8
+
+
+@dataclass(frozen=True)
+class Peak:
+    total: int
+    weights: int  # parameters and buffers
+    gradients: int  # at the moment of the peak: parameters' gradients, and their momentum
+    activations: int  # the rest: the batch, values kept for backward, gradients on their way, temporaries
+
+
+def peak(ops: Sequence[Any], state_bytes: int, trained_sizes: Sequence[int], momentum: bool = True) -> Peak:
+    """Of the SizedOps of a cut; `state_bytes` are those of all its parameters and buffers, `trained_sizes` the bytes of
+    each trained parameter. Raises NoRule for an operator that rules.py does not know."""
+    trained = sum(trained_sizes)
+    momenta = trained if momentum else 0
+    batch = next(op for op in ops if op.kind == "input")
+    inputs = prod(batch.shape) * batch.dtype.itemsize + batch.shape[0] * LABEL_BYTES
+    sim = Simulation(state_bytes + momenta + inputs)
+    logits = _forward(sim, ops)
+    sim.run_backward(_loss(sim, logits))
+    # The optimizer goes through the parameters one by one; weight decay needs a copy of each gradient.
+    sim.passing(max(trained_sizes, default=0))
+    gradients = momenta + sim.gradients_at_peak
+    return Peak(sim.peak, state_bytes, gradients, sim.peak - state_bytes - gradients)
+
+
+def _forward(sim: Simulation, ops: Sequence[Any]) -> Value:
+    last = {name: index for index, op in enumerate(ops) for name in op.inputs}
+    values: dict[str, Any] = {}
+    result: Value | None = None
+    for index, op in enumerate(ops):
+        kind = op.kind
+        if kind == "op" or kind == "cut":
+            function = RULES.get(op.target)
+            if function is not None:
+                values[op.name] = function(sim, op, *_resolve(op.args, values), **_resolve(op.kwargs, values))
+            elif op.shape is None or op.dtype is None:
+                values[op.name] = None  # arithmetic on sizes
+            else:
+                raise NoRule(str(op.target))
+        elif kind == "output":
+            (name,) = op.inputs
+            result = values[name]
+            break
+        else:
+            value = Value(sim.standing(), op.shape, op.dtype.itemsize)
+            value.requires_grad = value.parameter = kind == "parameter" and op.requires_grad
+            values[op.name] = value
+        # a variable goes after the line of its last use; one that is never used, at once
+        for name in {*op.inputs, op.name}:
+            if last.get(name, index) == index:
+                gone = values.pop(name)
+                for value in gone if isinstance(gone, (list, tuple)) else (gone,):
+                    if value is not None:
+                        sim.drop(value)
+    if result is None:
+        raise ValueError("the graph has no output")
+    return result
+
+
+def _resolve(argument: Any, values: dict[str, Any]) -> Any:
+    if isinstance(argument, (tuple, list)):
+        return [_resolve(item, values) for item in argument]
+    if isinstance(argument, dict):
+        return {key: _resolve(item, values) for key, item in argument.items()}
+    name = getattr(argument, "name", None)
+    return values[name] if isinstance(name, str) and name in values else argument
+
+
+def _loss(sim: Simulation, logits: Value) -> Value:
+    """Cross-entropy: log-softmax, which keeps its result, and the negative log-likelihood, which keeps that too."""
+    size = logits.bytes
+
+    def backward(sim: Simulation, gradients: Gradients) -> Gradients:
+        (incoming,) = gradients
+        assert incoming is not None
+        picked = sim.allocate(size)
+        sim.drop(incoming)
+        gradients[0] = None
+        result = sim.new(logits.shape, logits.itemsize)
+        sim.release(picked)
+        return [result]
+
+    probabilities = sim.allocate(size)
+    loss = sim.new((), logits.itemsize)
+    weight = sim.allocate(logits.itemsize)
+    sim.record([logits], loss, [], backward, [probabilities, weight])
+    sim.drop(logits)
+    return loss
