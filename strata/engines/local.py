@@ -170,7 +170,7 @@ class LocalEngine:
         """Does not wait until the program is ready: that time is the caller's."""
         main, data = _pickled(self._program)
         ours, theirs = socket.socketpair()
-        threads = {name: "1" for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")}
+        threads = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
         path = os.pathsep.join(entry or os.getcwd() for entry in sys.path)
         environment = {**os.environ, **threads, "PYTHONPATH": path, IN_WORKER: "1"}
         command = [sys.executable, "-m", "strata.engines.nursery", str(theirs.fileno()), str(os.getpid())]

@@ -8,6 +8,7 @@ from __future__ import annotations
 import io
 import pickle
 from collections.abc import Callable, MutableMapping
+from dataclasses import fields, is_dataclass
 from typing import Any
 
 import torch
@@ -30,16 +31,23 @@ class _Pickler(pickle.Pickler):
     def persistent_id(self, obj: Any) -> str | None:
         if self._known is None or not isinstance(obj, self._shared):
             return None
-        if obj.hash not in self._known:
-            self.fresh[obj.hash] = obj
-        return str(obj.hash)
+        key: str = obj.hash  # type: ignore[attr-defined]
+        if key not in self._known:
+            self.fresh[key] = obj
+        return key
 
     def reducer_override(self, obj: Any) -> Any:
         if type(obj) is Tensor and not obj.requires_grad and obj.device.type == "cpu":  # Parameters stay Parameters
+            repeated = [stride == 0 and size > 1 for stride, size in zip(obj.stride(), obj.shape, strict=True)]
+            if any(repeated):  # an expanded view (grey images): its own bytes only
+                own = obj[tuple(slice(0, 1) if again else slice(None) for again in repeated)]
+                return Tensor.expand, (own.clone(memory_format=torch.contiguous_format), obj.shape)
             tensor = obj.contiguous()
             if tensor.dtype == torch.bfloat16:
                 return _tensor, (tensor.view(torch.int16).numpy(), torch.bfloat16)
             return _tensor, (tensor.numpy(), None)
+        if isinstance(obj, self._shared) and is_dataclass(obj):  # its fields only, not what it has cached
+            return type(obj), tuple(getattr(obj, field.name) for field in fields(obj))
         return NotImplemented
 
 
@@ -52,10 +60,10 @@ class _Unpickler(pickle.Unpickler):
         return self._load(pid)
 
 
-def dump(message: Any) -> bytes:
+def dump(message: Any, shared: tuple[type, ...] = ()) -> bytes:
     """Everything by value."""
     buffer = io.BytesIO()
-    _Pickler(buffer, (), None).dump(message)
+    _Pickler(buffer, shared, None).dump(message)
     return buffer.getvalue()
 
 
@@ -78,7 +86,7 @@ class Sender:
         pickler = _Pickler(buffer, self._shared, self._known)
         pickler.dump(message)
         self._known.update(dict.fromkeys(pickler.fresh))
-        return dump((forget, pickler.fresh, buffer.getvalue()))
+        return dump((forget, pickler.fresh, buffer.getvalue()), self._shared)
 
 
 class Receiver:

@@ -1,0 +1,60 @@
+"""Nothing a device sends is believed: an update that does not fit its task costs that device its update, no more."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from strata.methods import Task
+
+
+def problem_with(update: Any, task: Task, state: Mapping[str, Tensor], norm_bound: float | None = None) -> str | None:
+    """The first thing wrong with this answer to `task`, or None."""
+    try:
+        return _problem(update, task, state, norm_bound)
+    except (AttributeError, TypeError, ValueError, OverflowError) as error:  # not even the form of an update
+        return f"not an update ({type(error).__name__}: {error})"
+
+
+def _problem(update: Any, task: Task, state: Mapping[str, Tensor], norm_bound: float | None) -> str | None:
+    if update is None:
+        return "sent nothing"
+    if update.round != task.round:
+        return f"sent an update of round {update.round}"
+    if update.device != task.device:
+        return f"sent an update in the name of device {update.device}"
+    if update.cut_hash != task.cut.hash:
+        return "trained another cut than it was given"
+    expected = set(task.cut.trained)
+    if set(update.tensors) != expected:
+        missing, extra = sorted(expected - set(update.tensors)), sorted(map(str, set(update.tensors) - expected))
+        return f"wrong tensors: missing {missing[:3]}, not asked for {extra[:3]}"
+    squares = 0.0
+    for name in task.cut.trained:
+        tensor = update.tensors[name]
+        if not isinstance(tensor, Tensor) or tensor.layout != torch.strided:
+            return f"{name} is not a plain tensor"
+        if tensor.dtype != state[name].dtype:
+            return f"{name} is {tensor.dtype}, not {state[name].dtype}"
+        if tuple(tensor.shape) != tuple(task.cut.shapes[name]):
+            return f"{name} has shape {tuple(tensor.shape)}, not {tuple(task.cut.shapes[name])}"
+        if not bool(torch.isfinite(tensor).all()):
+            return f"{name} has values that are not finite"
+    if norm_bound is not None:
+        received = task.cut.extract(state)
+        for name in task.cut.trained:
+            squares += float((update.tensors[name].double() - received[name].double()).square().sum())
+        if squares > norm_bound**2:
+            return f"its change has norm {math.sqrt(squares):.3g}, above the bound of {norm_bound:g}"
+    if isinstance(update.samples, bool) or not isinstance(update.samples, int) or update.samples < 1:
+        return f"says it trained on {update.samples!r} samples"
+    if not isinstance(update.loss, float) or not math.isfinite(update.loss):
+        return f"its loss is {update.loss!r}"
+    if not isinstance(update.peak_bytes, int) or update.peak_bytes < 0:
+        return f"its peak memory is {update.peak_bytes!r}"
+    return None

@@ -1,0 +1,137 @@
+"""A run folder: config.json, plan.json, metrics.jsonl, run.log, checkpoint/, and at the end model and summary.
+
+metrics.jsonl and the checkpoint agree after every resume: lines of rounds after the checkpoint are removed, because
+these rounds are run again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from strata.errors import BadInput
+from strata.federation.checkpoints import Checkpoints
+from strata.federation.files import Lock, read_json, said_plainly, write_json
+
+METRIC_KEYS = (
+    "round", "step", "lr", "train_loss", "accuracy", "upload_bytes", "download_bytes", "train_flops", "peak_bytes",
+    "devices", "dropped", "seconds",
+)  # fmt: skip
+
+
+class RunFolder:
+    """Open for one run at a time. `say` shows a line to the user; it also goes to run.log."""
+
+    def __init__(self, path: Path, config: Mapping[str, Any], resume: bool, say: Callable[[str], None]) -> None:
+        """A new folder, or with `resume` one with the same settings. Nothing is written before all checks are done."""
+        self.path = path
+        self._say = say
+        if (path / "config.json").exists() and not resume:
+            raise BadInput(f"{path} already holds a run: resume it with --resume {path}, or choose another folder")
+        if resume and not (path / "config.json").exists():
+            raise BadInput(f"there is no run to resume in {path}")
+        if path.exists() and not path.is_dir():
+            raise BadInput(f"{path} is not a folder: choose another place for the run")
+        if not resume and path.is_dir() and any(child.name != ".lock" for child in path.iterdir()):
+            raise BadInput(f"{path} is not empty and holds no run: choose a new or empty folder")
+        with said_plainly(path):
+            path.mkdir(parents=True, exist_ok=True)
+        self._lock = Lock(path)
+        try:
+            if resume:
+                self._check_same(config)
+            elif (path / "config.json").exists():  # another run began between the check and the lock
+                raise BadInput(f"{path} already holds a run: resume it with --resume {path}, or choose another folder")
+            else:
+                write_json(path / "config.json", config)
+            self.checkpoints = Checkpoints(path / "checkpoint")
+            with said_plainly(path):
+                self._log = open(path / "run.log", "a", encoding="utf-8")
+                self._metrics = open(path / "metrics.jsonl", "ab")
+        except BaseException:
+            self._lock.release()
+            raise
+
+    def _check_same(self, config: Mapping[str, Any]) -> None:
+        saved = read_json(self.path / "config.json")
+        differences = list(_differences(saved.get("settings", {}), config.get("settings", {})))
+        if differences:
+            raise BadInput(
+                f"{self.path} was started with other settings: {'; '.join(differences)}. "
+                "Resume with the same ones, or choose another folder"
+            )
+        for name, version in saved.get("versions", {}).items():
+            now = config.get("versions", {}).get(name)
+            if now != version:
+                self._say(f"this run was started with {name} {version}, now it is {now}: the bits may differ")
+
+    def say(self, text: str) -> None:
+        self._say(text)
+        self.log(text)
+
+    def log(self, text: str) -> None:
+        with contextlib.suppress(OSError, ValueError):  # a full disk must not hide the reason for stopping
+            self._log.write(f"{time.strftime('%Y-%m-%dT%H:%M:%S')} {text}\n")
+            self._log.flush()
+
+    def write(self, name: str, value: Any) -> None:
+        write_json(self.path / name, value)
+
+    def append(self, record: Mapping[str, Any]) -> None:
+        assert tuple(record) == METRIC_KEYS
+        with said_plainly(self.path / "metrics.jsonl"):
+            self._metrics.write(json.dumps(record, allow_nan=False).encode() + b"\n")
+            self._metrics.flush()
+
+    def sync(self) -> None:
+        """Before a checkpoint: the lines of its rounds must be on disk first."""
+        with said_plainly(self.path / "metrics.jsonl"):
+            os.fsync(self._metrics.fileno())
+
+    def truncate_metrics(self, rounds: int) -> None:
+        """Keeps the lines of rounds 0 .. rounds - 1."""
+        path = self.path / "metrics.jsonl"
+        end = kept = 0
+        for line in path.read_bytes().splitlines(keepends=True):
+            if kept == rounds or not line.endswith(b"\n"):
+                break
+            try:
+                if json.loads(line)["round"] != kept:
+                    break
+            except (ValueError, KeyError, TypeError):
+                break
+            end += len(line)
+            kept += 1
+        if kept < rounds:
+            self.say(f"metrics.jsonl holds only {kept} of {rounds} rounds: the lines of the others are lost")
+        with said_plainly(path):
+            os.truncate(path, end)
+
+    def close(self) -> None:
+        with contextlib.suppress(OSError):
+            self._metrics.close()
+        with contextlib.suppress(OSError):
+            self._log.close()
+        self._lock.release()
+
+
+def read_metrics(path: Path) -> list[dict[str, Any]]:
+    """The records of a run folder; a last line that was cut off is left out."""
+    lines = (path / "metrics.jsonl").read_bytes().splitlines(keepends=True)
+    return [json.loads(line) for line in lines if line.endswith(b"\n")]
+
+
+def _differences(saved: Mapping[str, Any], now: Mapping[str, Any], prefix: str = "") -> list[str]:
+    found = []
+    for key in sorted({*saved, *now}):
+        before, after = saved.get(key), now.get(key)
+        if isinstance(before, dict) and isinstance(after, dict):
+            found += _differences(before, after, f"{prefix}{key}.")
+        elif before != after:
+            found.append(f"{prefix}{key} was {json.dumps(before)} and is now {json.dumps(after)}")
+    return found

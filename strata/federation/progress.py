@@ -1,0 +1,104 @@
+"""What a run shows while it works: a live bar on a terminal, plain lines elsewhere. All of it on stderr."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Mapping
+from typing import IO, Any
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.text import Text
+
+QUIET_SECONDS = 10.0  # plain lines: rounds without news are shown at most this often
+
+
+class Silent:
+    def start(self, name: str, done: int, rounds: int) -> None: ...
+    def round(self, record: Mapping[str, Any]) -> None: ...
+    def say(self, text: str) -> None: ...
+    def stop(self) -> None: ...
+
+
+class Plain(Silent):
+    def __init__(self, file: IO[str] | None = None) -> None:
+        self._file = file or sys.stderr
+
+    def start(self, name: str, done: int, rounds: int) -> None:
+        self._rounds, self._done, self._began, self._shown = rounds, done, time.monotonic(), 0.0
+        if done < rounds:
+            self.say(f"{name}: rounds {done + 1} to {rounds}")
+
+    def round(self, record: Mapping[str, Any]) -> None:
+        now = time.monotonic()
+        finished = record["round"] + 1
+        if record["accuracy"] is None and not record["dropped"] and now - self._shown < QUIET_SECONDS:
+            return
+        self._shown = now
+        per_round = (now - self._began) / max(1, finished - self._done)
+        parts = [
+            f"round {finished}/{self._rounds}",
+            f"step {record['step']}",
+            f"loss {record['train_loss']:.4f}",
+            *([] if record["accuracy"] is None else [f"accuracy {record['accuracy']:.2%}"]),
+            *([f"{len(record['dropped'])} dropped"] if record["dropped"] else []),
+            f"{per_round:.2f} s/round",
+            f"{duration((self._rounds - finished) * per_round)} left",
+        ]
+        self.say("  ".join(parts))
+
+    def say(self, text: str) -> None:
+        print(text, file=self._file, flush=True)
+
+
+class _Throughput(ProgressColumn):
+    def render(self, task: Task) -> Text:
+        return Text("" if not task.speed else f"{60 * task.speed:.1f} rounds/min")
+
+
+class Live(Silent):
+    def __init__(self, console: Console | None = None) -> None:
+        self._console = console or Console(stderr=True)
+        self._bar: Progress | None = None
+
+    def start(self, name: str, done: int, rounds: int) -> None:
+        self.stop()
+        self._bar = Progress(
+            TextColumn("[bold]{task.fields[name]}"),
+            TextColumn("round {task.completed}/{task.total}"),
+            BarColumn(),
+            TextColumn("step {task.fields[step]}  accuracy {task.fields[accuracy]}"),
+            _Throughput(),
+            TimeElapsedColumn(),
+            TextColumn("left"),
+            TimeRemainingColumn(elapsed_when_finished=False),
+            console=self._console,
+        )
+        self._task = self._bar.add_task("", total=rounds, completed=done, name=name, step="-", accuracy="-")
+        self._bar.start()
+
+    def round(self, record: Mapping[str, Any]) -> None:
+        assert self._bar is not None
+        news: dict[str, Any] = {} if record["accuracy"] is None else {"accuracy": f"{record['accuracy']:.2%}"}
+        self._bar.update(self._task, completed=record["round"] + 1, step=record["step"], **news)
+
+    def say(self, text: str) -> None:
+        (self._bar.console if self._bar else self._console).print(text, markup=False, highlight=False, soft_wrap=True)
+
+    def stop(self) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+            self._bar = None
+
+
+def display(wanted: bool = True) -> Silent:
+    if not wanted:
+        return Silent()
+    return Live() if sys.stderr.isatty() else Plain()
+
+
+def duration(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"

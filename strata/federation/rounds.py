@@ -1,0 +1,164 @@
+"""One round: sample, assign, run, check, aggregate. A function from state to state, and a record of what happened."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from strata.engines import Engine
+from strata.errors import BadInput
+from strata.federation.aggregation import RunningMean, ServerOptimizer, in_order
+from strata.federation.checking import problem_with
+from strata.federation.fleet import Fleet
+from strata.federation.holdings import BYTES_PER_VALUE
+from strata.federation.program import TrainJob
+from strata.federation.state import FederationState
+
+if TYPE_CHECKING:
+    from strata.cutting import Cut
+    from strata.data import Partition
+    from strata.methods import Method, Task
+
+ATTEMPTS = 10
+
+
+class RoundFailed(Exception):
+    """No attempt of a round got enough updates. The last checkpoint stands."""
+
+
+@dataclass(frozen=True)
+class RoundSettings:
+    fleet: Fleet
+    partition: Partition
+    per_round: int
+    quorum: int
+    lr: Callable[[int], float]
+    seed: int
+    epochs: int = 1
+    weighted: bool = False
+    server: ServerOptimizer = ServerOptimizer()
+    norm_bound: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.per_round < 1:
+            raise BadInput(f"at least 1 device per round is needed, not {self.per_round}")
+        if self.per_round > self.fleet.devices:
+            raise BadInput(
+                f"{self.per_round} devices per round cannot be chosen from {self.fleet.devices} devices: "
+                "lower --per-round or raise --devices"
+            )
+        if not 1 <= self.quorum <= self.per_round:
+            raise BadInput(f"the quorum is from 1 to the {self.per_round} devices of a round, not {self.quorum}")
+
+
+@dataclass
+class Tally:
+    """What a round's devices did and cost, over all its attempts."""
+
+    asked: dict[int, Cut] = field(default_factory=dict)
+    dropped: dict[int, str] = field(default_factory=dict)
+    upload_bytes: int = 0
+    download_bytes: int = 0
+    train_flops: int = 0
+    peak_bytes: int = 0
+    loss_sum: float = 0.0
+    samples: int = 0
+
+    def record(self) -> dict[str, Any]:
+        return {
+            "train_loss": self.loss_sum / self.samples,
+            "upload_bytes": self.upload_bytes,
+            "download_bytes": self.download_bytes,
+            "train_flops": self.train_flops,
+            "peak_bytes": self.peak_bytes,
+            "devices": list(self.asked),
+            "dropped": [{"id": device, "reason": reason} for device, reason in self.dropped.items()],
+        }
+
+
+def play(
+    state: FederationState,
+    method: Method,
+    settings: RoundSettings,
+    engine: Engine,
+    flops: Callable[[Task], int],
+    log: Callable[[str], None],
+) -> tuple[FederationState, dict[str, Any]]:
+    """The state after the next round, and its costs. `flops`: per training sample of a task."""
+    round, tally = state.round, Tally()
+    for attempt in range(ATTEMPTS):
+        before = dict(tally.dropped)
+        mean, cuts = _attempt(state, method, settings, engine, flops, log, attempt, tally)
+        if mean.updates >= settings.quorum:
+            break
+        failed = [device for device in tally.dropped if device not in before]
+        log(f"round {round} had {mean.updates} of {settings.quorum} updates and is redone with other devices")
+        for device in cuts:
+            tally.dropped.setdefault(device, f"the round was redone: {mean.updates} of {settings.quorum} updates")
+        tally.loss_sum, tally.samples = 0.0, 0
+    else:
+        reasons = Counter(tally.dropped[device] for device in failed) or Counter(tally.dropped.values())
+        common = "; ".join(f"{reason} ({count}x)" for reason, count in reasons.most_common(3))
+        raise RoundFailed(
+            f"round {round} was tried {ATTEMPTS} times and never had {settings.quorum} good updates. "
+            f"Of the last devices: {common or 'none could be asked'}. Lower the quorum or ask more devices per round"
+        )
+    tensors, slots = settings.server.apply(state.tensors, state.slots, mean)
+    holdings = state.holdings.after(round, tally.asked, mean.sums)
+    after = replace(state, round=round + 1, tensors=tensors, slots=slots, holdings=holdings)
+    return after, tally.record()
+
+
+def _attempt(
+    state: FederationState,
+    method: Method,
+    settings: RoundSettings,
+    engine: Engine,
+    flops: Callable[[Task], int],
+    log: Callable[[str], None],
+    attempt: int,
+    tally: Tally,
+) -> tuple[RunningMean, dict[int, Cut]]:
+    round, fleet = state.round, settings.fleet
+    devices = fleet.sample(round, attempt, settings.per_round, tally.asked, method.can_train)
+    if len(devices) < settings.quorum:  # the fleet has no others: the same ones once more
+        devices = fleet.sample(round, attempt, settings.per_round, usable=method.can_train)
+    cuts: dict[int, Cut] = {}
+    jobs: list[TrainJob] = []
+    for task in method.assign(round, devices):
+        device = task.device
+        cuts[device] = task.cut
+        tally.download_bytes += state.holdings.download_bytes(device, task.cut, method.graph.parameter_names)
+        tally.dropped.pop(device, None)
+        excuse = fleet.excuse(round, attempt, device)
+        if excuse is None:
+            jobs.append(TrainJob(task, settings.partition[device], settings.lr(round), settings.seed))
+        else:
+            tally.dropped[device] = excuse
+            if excuse.startswith("late"):  # it worked, in vain
+                tally.train_flops += flops(task) * len(settings.partition[device]) * settings.epochs
+    tally.asked |= cuts
+    mean = RunningMean(state.tensors)
+    for outcome in in_order(engine.run(jobs, state.tensors)):
+        job, update = jobs[outcome.index], outcome.result
+        task = job.task
+        reason = outcome.reason or problem_with(update, task, state.tensors, settings.norm_bound)
+        if outcome.reason is None:  # whatever came, the device worked and sent
+            tally.train_flops += flops(task) * len(job.samples) * settings.epochs
+            tally.upload_bytes += upload_bytes(task.cut)
+        if reason is not None:
+            tally.dropped[task.device] = reason
+            log(f"round {round}, device {task.device}: {reason}" + (f"\n{outcome.detail}" if outcome.detail else ""))
+            continue
+        mean.add(task.cut, update.tensors, float(update.samples) if settings.weighted else 1.0)
+        tally.peak_bytes = max(tally.peak_bytes, update.peak_bytes)
+        tally.loss_sum += update.loss * update.samples
+        tally.samples += update.samples
+    return mean, cuts
+
+
+def upload_bytes(cut: Cut) -> int:
+    return BYTES_PER_VALUE * sum(math.prod(cut.shapes[name]) for name in cut.trained)

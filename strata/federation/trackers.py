@@ -1,0 +1,55 @@
+"""TensorBoard and MLflow, each an extra that is imported only when asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+from strata.errors import BadInput
+
+SCALARS = ("accuracy", "train_loss", "lr", "step", "upload_bytes", "download_bytes", "train_flops", "peak_bytes")
+
+
+class Tracker(Protocol):
+    def round(self, record: Mapping[str, Any]) -> None: ...
+    def close(self) -> None: ...
+
+
+class TensorBoard:
+    """Event files in the run folder's tensorboard/."""
+
+    def __init__(self, folder: Path) -> None:
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except ImportError:
+            raise BadInput("TensorBoard is not installed: pip install 'strata-fl[tensorboard]'") from None
+        self._writer: Any = SummaryWriter(str(folder / "tensorboard"))
+
+    def round(self, record: Mapping[str, Any]) -> None:
+        for name in SCALARS:
+            if record[name] is not None:
+                self._writer.add_scalar(name, record[name], record["round"])
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+class MLflow:
+    """An MLflow run where MLFLOW_TRACKING_URI says, or in ./mlruns."""
+
+    def __init__(self, name: str, settings: Mapping[str, Any]) -> None:
+        try:
+            import mlflow
+        except ImportError:
+            raise BadInput("MLflow is not installed: pip install 'strata-fl[mlflow]'") from None
+        self._mlflow: Any = mlflow
+        mlflow.start_run(run_name=name)
+        mlflow.log_params({key: str(value)[:250] for key, value in settings.items()})
+
+    def round(self, record: Mapping[str, Any]) -> None:
+        values = {name: float(record[name]) for name in SCALARS if record[name] is not None}
+        self._mlflow.log_metrics(values, step=record["round"])
+
+    def close(self) -> None:
+        self._mlflow.end_run()

@@ -1,0 +1,59 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from strata.federation.checking import problem_with
+from tests.federation.fakes import RowCut, task, update_for
+
+STATE = {"a": torch.zeros(3), "b": torch.zeros(2, 2), "frozen": torch.zeros(4)}
+CUT = RowCut.of(STATE, {"a": (0, 2)}, frozen=("frozen",))
+TASK = task(CUT, round=4, device=7)
+GOOD = update_for(TASK)
+
+
+def with_tensor(name: str, tensor: object) -> object:
+    return replace(GOOD, tensors={**GOOD.tensors, name: tensor})
+
+
+def test_a_good_update_has_no_problem() -> None:
+    assert problem_with(GOOD, TASK, STATE) is None
+    assert problem_with(GOOD, TASK, STATE, norm_bound=2.45) is None  # 6 ones: norm 2.449
+
+
+@pytest.mark.parametrize(
+    ("update", "says"),
+    [
+        (None, "sent nothing"),
+        ("hello", "not an update"),
+        (replace(GOOD, round=3), "round 3"),
+        (replace(GOOD, device=1), "in the name of device 1"),
+        (replace(GOOD, cut_hash="other"), "another cut"),
+        (replace(GOOD, tensors={"a": torch.ones(2)}), r"missing \['b'\]"),
+        (with_tensor("frozen", torch.ones(4)), r"not asked for \['frozen'\]"),
+        (with_tensor("a", torch.ones(3)), r"shape \(3,\), not \(2,\)"),
+        (with_tensor("a", torch.ones(2, dtype=torch.float64)), "float64"),
+        (with_tensor("a", torch.tensor([1.0, float("nan")])), "not finite"),
+        (with_tensor("b", torch.full((2, 2), float("-inf"))), "not finite"),
+        (with_tensor("a", [1.0, 1.0]), "not a plain tensor"),
+        (with_tensor("a", torch.ones(2).to_sparse()), "not a plain tensor"),
+        (replace(GOOD, tensors=5), "not an update"),
+        (replace(GOOD, samples=0), "0 samples"),
+        (replace(GOOD, samples="many"), "'many' samples"),
+        (replace(GOOD, loss=float("nan")), "loss is nan"),
+        (replace(GOOD, loss=None), "loss is None"),
+        (replace(GOOD, peak_bytes=-1), "peak memory"),
+    ],
+)
+def test_what_is_wrong_is_said(update: object, says: str) -> None:
+    problem = problem_with(update, TASK, STATE)
+    assert problem is not None
+    assert __import__("re").search(says, problem), problem
+
+
+def test_the_norm_bound_is_about_the_change() -> None:
+    state = {**STATE, "a": torch.full((3,), 100.0)}
+    problem = problem_with(GOOD, TASK, state, norm_bound=2.5)
+    assert problem is not None and "norm 140" in problem  # sqrt(2 * 99^2 + 4)
