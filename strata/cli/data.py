@@ -8,11 +8,11 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from strata.errors import BadInput
-
 if TYPE_CHECKING:
     from strata.data.download import Progress
 
+_PLACE = "folder the data sets are in (default $STRATA_DATA or ~/.cache/strata/data)"
+_JSON = "print one JSON document"
 _SHOWN = 1000  # devices at most in the table: a lazy fleet may have millions
 
 
@@ -25,8 +25,8 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "         strata data show --data digits --partition dirichlet:0.1 --devices 20",
         formatter_class=text,
     )  # fmt: skip
-    _add_place(parser, "--dir", "dir")
-    parser.add_argument("--json", action="store_true", help="print one JSON document")
+    parser.add_argument("--dir", metavar="DIR", help=_PLACE)
+    parser.add_argument("--json", action="store_true", help=_JSON)
     parser.set_defaults(func=list_data)
     actions = parser.add_subparsers(dest="action", metavar="get | show")
 
@@ -36,9 +36,10 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         epilog="example: strata data get cifar10 --dir ~/data", formatter_class=text,
     )  # fmt: skip
     get.add_argument("name", metavar="NAME", help="a name from `strata data`")
-    _add_place(get, "--dir", "dir")
+    # SUPPRESS: what stands before `get` (strata data --dir DIR get NAME) must not be undone by a default here
+    get.add_argument("--dir", metavar="DIR", default=argparse.SUPPRESS, help=_PLACE)
     get.add_argument("--mirror", metavar="URL", help="fetch the same files from this address (checksums still apply)")
-    get.add_argument("--json", action="store_true", help="print one JSON document")
+    get.add_argument("--json", action="store_true", default=argparse.SUPPRESS, help=_JSON)
     get.set_defaults(func=get_data)
 
     show = actions.add_parser(
@@ -48,19 +49,14 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         formatter_class=text,
     )  # fmt: skip
     show.add_argument("--data", default="digits", metavar="NAME", help="data set (default digits)")
-    _add_place(show, "--data-dir", "data_dir")
+    show.add_argument("--data-dir", "--dir", dest="dir", metavar="DIR", default=argparse.SUPPRESS, help=_PLACE)
     kinds = "iid, dirichlet:ALPHA, shards:N, user, lazy[:SAMPLES] (default iid)"
     show.add_argument("--partition", default="iid", metavar="P", help=kinds)
     show.add_argument("--devices", type=int, default=100, metavar="N", help="number of devices (default 100)")
     show.add_argument("--seed", type=int, default=0, metavar="N", help="seed of the partition (default 0)")
     show.add_argument("--picture", metavar="FILE", help="also draw it (png, pdf, svg)")
-    show.add_argument("--json", action="store_true", help="print one JSON document")
+    show.add_argument("--json", action="store_true", default=argparse.SUPPRESS, help=_JSON)
     show.set_defaults(func=show_data)
-
-
-def _add_place(parser: argparse.ArgumentParser, flag: str, dest: str) -> None:
-    text = "folder the data sets are in (default $STRATA_DATA or ~/.cache/strata/data)"
-    parser.add_argument(flag, dest=dest, metavar="DIR", help=text)
 
 
 def _place(given: str | None) -> Path:
@@ -136,9 +132,7 @@ def _bar(file: str) -> Progress:
 def show_data(args: argparse.Namespace) -> None:
     from strata.data import holdings, load, parse_partition, picture, table
 
-    if args.seed < 0:
-        raise BadInput(f"--seed is {args.seed}; it should be 0 or more")
-    data = load(args.data, args.data_dir)
+    data = load(args.data, args.dir)
     partition = parse_partition(args.partition, data, args.devices, args.seed)
     counts = holdings(partition, data.train.labels, data.classes, limit=_SHOWN)
     title = f"{args.data}, {args.partition}, {args.devices} devices, seed {args.seed}"

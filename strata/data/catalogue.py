@@ -93,16 +93,19 @@ def entry_of(name: str) -> Entry:
 
 def load(name: str, root: str | Path | None = None) -> FederatedData:
     """A data set by name. `root` is the folder it is in (or its parent); `folder[:SIZE]` loads a tree of pictures."""
-    if name == "folder" or name.startswith("folder:"):
-        if root is None:
-            raise BadInput("the data set folder needs to be told which one: --data-dir DIR")
-        return load_folder(Path(root).expanduser(), _size(name))
-    entry = entry_of(name)
     place = default_root() if root is None else Path(root).expanduser()
-    found = entry.find(place)
-    if found is None:
-        raise BadInput(f"{name} is not in {place}; run: strata data get {name} --dir {place}")
-    return entry.load(found)
+    try:
+        if name == "folder" or name.startswith("folder:"):
+            if root is None:
+                raise BadInput("the data set folder needs to be told which one: --data-dir DIR")
+            return load_folder(place, _size(name))
+        entry = entry_of(name)
+        found = entry.find(place)
+        if found is None:
+            raise BadInput(f"{name} is not in {place}; run: strata data get {name} --dir {place}")
+        return entry.load(found)
+    except OSError as error:  # loaders name their own troubles; what is left is a folder that may not be read
+        raise BadInput(f"{error.filename or place} cannot be read: {error.strerror or error}") from error
 
 
 def _size(name: str) -> int | None:

@@ -161,7 +161,7 @@ def _receive(url: str, part: Path, timeout: float, progress: Progress) -> None:
             f"{url} answers HTTP {error.code} {error.reason}; fetch the file elsewhere and put it at {_final(part)}"
         ) from error
     except urllib.error.URLError as error:
-        if isinstance(error.reason, (TimeoutError, ConnectionResetError)):
+        if isinstance(error.reason, ConnectionResetError):
             raise _Broken(str(error.reason)) from error
         raise BadInput(_offline(url, part, error.reason)) from error
     except (http.client.HTTPException, ConnectionError, TimeoutError) as error:

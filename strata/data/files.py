@@ -71,8 +71,9 @@ def decoded_once(root: Path, key: str, decode: Callable[[Allocate], Arrays]) -> 
                 else:
                     np.save(scratch / f"{name}.npy", array, allow_pickle=False)
             (scratch / "shapes.json").write_text(json.dumps({name: array.shape for name, array in arrays.items()}))
-            if folder.exists():  # unreadable, or another process was quicker
-                shutil.rmtree(folder, ignore_errors=True)
+            with contextlib.suppress(OSError, ValueError):
+                return _map(folder)  # another process was quicker
+            shutil.rmtree(folder, ignore_errors=True)  # a broken one
             scratch.rename(folder)
             return _map(folder)
         except (OSError, ValueError):

@@ -32,7 +32,7 @@ def load_tinyimagenet(folder: Path) -> FederatedData:
     train = [(path, number[wnid]) for wnid in wnids for path in _pictures(folder / "train" / wnid / "images")]
     test: Listing = []
     annotations = folder / "val" / "val_annotations.txt"
-    for line, text in enumerate(annotations.read_text(encoding="utf-8").splitlines(), start=1):
+    for line, text in enumerate(annotations.read_text(encoding="utf-8", errors="replace").splitlines(), start=1):
         fields = text.split("\t")
         if len(fields) < 2 or fields[1] not in number or "/" in fields[0]:
             raise BadInput(f"{annotations} line {line} does not name a picture and one of the {len(wnids)} classes")

@@ -40,9 +40,8 @@ def find_femnist(root: Path) -> Path | None:
 def load_femnist(folder: Path) -> FederatedData:
     paths = {part: sorted((folder / part).glob("*.json")) for part in ("train", "test")}
 
-    def decode(_: Allocate) -> Arrays:
-        train, test = (_decode(paths[part]) for part in ("train", "test"))
-        return {f"train_{k}": v for k, v in train.items()} | {f"test_{k}": v for k, v in test.items()}
+    def decode(allocate: Allocate) -> Arrays:
+        return _decode(paths["train"], "train", allocate) | _decode(paths["test"], "test", allocate)
 
     arrays = decoded_once(folder, fingerprint([*paths["train"], *paths["test"]], "femnist 1"), decode)
     mean, std = (0.9637,) * 3, (0.1597,) * 3
@@ -57,7 +56,7 @@ def load_femnist(folder: Path) -> FederatedData:
     )  # fmt: skip
 
 
-def _decode(paths: list[Path]) -> Arrays:
+def _decode(paths: list[Path], part: str, allocate: Allocate) -> Arrays:
     """Images at 32x32, labels and samples per writer, writers by name, whatever the files' order."""
     floats = _Floats()
     writers: dict[str, tuple[np.ndarray, np.ndarray]] = {}
@@ -71,14 +70,18 @@ def _decode(paths: list[Path]) -> Arrays:
             if writer in writers:
                 raise BadInput(f"{path}: writer {writer} is also in an earlier file; run LEAF's preprocessing again")
             writers[writer] = _samples(path, writer, samples)
-    named = [writers[writer] for writer in sorted(writers) if len(writers[writer][1]) > 0]
-    if not named:
+    names = [writer for writer in sorted(writers) if len(writers[writer][1]) > 0]
+    if not names:
         raise BadInput(f"{paths[0].parent} holds no samples; run LEAF's preprocessing again")
-    return {
-        "images": np.concatenate([images for images, _ in named]),
-        "labels": np.concatenate([labels for _, labels in named]),
-        "counts": np.array([len(labels) for _, labels in named], dtype=np.int64),
-    }
+    labels = [writers[writer][1] for writer in names]
+    images = allocate(f"{part}_images", (sum(map(len, labels)), 32, 32), np.uint8)
+    start = 0
+    for writer in names:
+        own = writers.pop(writer)[0]  # let go of each as it moves: never all images twice
+        images[start : start + len(own)] = own
+        start += len(own)
+    counts = np.array([len(own) for own in labels], dtype=np.int64)
+    return {f"{part}_images": images, f"{part}_labels": np.concatenate(labels), f"{part}_counts": counts}
 
 
 def _user_data(path: Path, content: Any) -> list[tuple[str, Any]]:

@@ -60,7 +60,7 @@ class LazyIid:
 
     def __getitem__(self, device: int) -> np.ndarray:
         _check_device(device, self.devices)
-        return np.sort(np.random.default_rng([self.seed, _LAZY, device]).integers(0, self.n, self.samples))
+        return np.sort(_random(self.seed, _LAZY, device).integers(0, self.n, self.samples))
 
 
 def iid(n: int, devices: int, seed: int) -> Indexed:
@@ -70,7 +70,7 @@ def iid(n: int, devices: int, seed: int) -> Indexed:
     """
     _check(n, devices)
     size = n // devices
-    order = np.random.default_rng([seed, _IID]).permutation(n)[: size * devices]
+    order = _random(seed, _IID).permutation(n)[: size * devices]
     return _equal(np.sort(order.reshape(devices, size), axis=1))
 
 
@@ -84,7 +84,7 @@ def dirichlet(labels: Tensor | np.ndarray, devices: int, alpha: float, seed: int
     _check(len(values), devices)
     if not (np.isfinite(alpha) and alpha > 0):
         raise BadInput(f"the Dirichlet parameter is {alpha}; it should be a positive number, 0.1 for example")
-    random = np.random.default_rng([seed, _DIRICHLET])
+    random = _random(seed, _DIRICHLET)
     classes, left = np.unique(values, return_counts=True)
     # each class's samples in random order: a device takes the next ones
     order = random.permutation(len(values))
@@ -122,7 +122,7 @@ def by_user(users: Sequence[np.ndarray], devices: int | None = None, seed: int =
         devices = len(users)
     if not 0 < devices <= len(users):
         raise BadInput(f"the data has {len(users)} users: a partition by user can have so many devices, not {devices}")
-    chosen = np.sort(np.random.default_rng([seed, _USERS]).permutation(len(users))[:devices])
+    chosen = np.sort(_random(seed, _USERS).permutation(len(users))[:devices])
     return _ragged([np.sort(users[user]) for user in chosen])
 
 
@@ -135,7 +135,7 @@ def shards(labels: Tensor | np.ndarray, devices: int, per_device: int, seed: int
             f"{per_device} shards for each of {devices} devices cannot be cut from {len(values)} samples; "
             f"give 1 to {len(values) // devices} per device"
         )
-    random = np.random.default_rng([seed, _SHARDS])
+    random = _random(seed, _SHARDS)
     count = devices * per_device
     size = len(values) // count
     # shuffled before the stable sort, so that which samples of a class share a shard is random
@@ -192,6 +192,12 @@ def _number(text: str, value: str, kind: type[int] | type[float]) -> float:
     except ValueError:
         example = "dirichlet:0.1" if kind is float else f"{text.partition(':')[0]}:2"
         raise BadInput(f"the partition {text!r} needs a number after the colon, {example} for example") from None
+
+
+def _random(seed: int, *purpose: int) -> np.random.Generator:
+    if seed < 0:
+        raise BadInput(f"the seed is {seed}; it should be 0 or more")
+    return np.random.default_rng([seed, *purpose])
 
 
 def _check(n: int, devices: int, at_least_one_each: bool = True) -> None:

@@ -1,0 +1,106 @@
+from __future__ import annotations
+
+import hashlib
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from strata.data import AUGMENTATIONS, augment, normalise
+from strata.data.augmentation import random_crop, random_flip, resized_crop
+from strata.errors import BadInput
+from tests.data.published import noise
+
+
+def seeded(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def batch(count: int = 16, size: int = 32) -> torch.Tensor:
+    return torch.from_numpy(noise((count, 3, size, size), 0))
+
+
+def test_normalise_by_hand():
+    images = torch.tensor([0, 51, 255], dtype=torch.uint8).view(1, 3, 1, 1)
+    assert normalise(images).flatten().tolist() == [0.0, pytest.approx(0.2), 1.0]
+    values = normalise(images, (0.5, 0.2, 0.0), (0.5, 1.0, 2.0)).flatten().tolist()
+    assert values == [-1.0, pytest.approx(0.0, abs=1e-7), 0.5]
+    assert images.flatten().tolist() == [0, 51, 255]  # the images themselves stay
+
+
+def test_each_crop_is_a_window_of_the_padded_image_at_the_drawn_place():
+    images = batch()
+    crops = random_crop(images, 4, seeded(5))
+    tops, lefts = torch.randint(0, 9, (2, 16), generator=seeded(5))
+    padded = F.pad(images, (4, 4, 4, 4))
+    for i, (top, left) in enumerate(zip(tops.tolist(), lefts.tolist(), strict=True)):
+        assert torch.equal(crops[i], padded[i, :, top : top + 32, left : left + 32])
+    assert len(set(tops.tolist())) > 3 and crops.dtype == torch.uint8
+
+
+def test_flips_are_flips_and_half_of_them():
+    images = batch(400, size=4)
+    for dim in (2, 3):
+        flipped = random_flip(images, dim, seeded())
+        same = (flipped == images).flatten(1).all(1)
+        mirrored = (flipped == images.flip(dim)).flatten(1).all(1)
+        assert bool((same ^ mirrored).all()) and 160 < int(mirrored.sum()) < 240
+
+
+def test_resized_crop_of_the_whole_is_the_image_itself():
+    images = batch()
+    whole = resized_crop(images, seeded(), area=(1.0, 1.0), ratio=(1.0, 1.0))
+    assert torch.allclose(whole, images.float(), atol=1e-2)
+
+
+def test_resized_crop_is_a_window_enlarged():
+    """On a ramp, a bilinear window is a ramp again: its slope is the window's share, its middle lies inside."""
+    ramp = (torch.arange(32).view(1, 1, 1, 32) * 8).to(torch.uint8).expand(200, 3, 32, 32)
+    crops = resized_crop(ramp, seeded())
+    share = (crops[:, 0, 16, 24] - crops[:, 0, 16, 8]) / (16 * 8)
+    assert 0.78 < float(share.min()) and float(share.max()) <= 1.0001  # sqrt(0.8 * 4 / 5) = 0.8
+    middle = crops[:, 0, 16, 15:17].mean(dim=1)
+    assert (middle - 124).abs().max() <= 0.11 * 256 and middle.std() > 3
+    assert torch.equal(crops[:, 0], crops[:, 2])
+
+
+@pytest.mark.parametrize("name", AUGMENTATIONS)
+def test_the_same_seed_gives_the_same_bits(name):
+    images, kept = batch(), batch()
+    first = augment(images, name, seeded(1), (0.5,) * 3, (0.25,) * 3)
+    assert torch.equal(first, augment(images, name, seeded(1), (0.5,) * 3, (0.25,) * 3))
+    assert first.dtype == torch.float32 and first.shape == images.shape and first.is_contiguous()
+    assert torch.equal(images, kept)
+    assert torch.equal(first, augment(images, name, seeded(2), (0.5,) * 3, (0.25,) * 3)) == (name == "none")
+    # a grey image, three channels over the same bytes, is treated like any other
+    grey = torch.from_numpy(noise((4, 1, 32, 32), 1)).expand(-1, 3, -1, -1)
+    assert torch.equal(augment(grey, name, seeded(3)), augment(grey.contiguous(), name, seeded(3)))
+
+
+def test_cifar_bits_are_known():
+    values = (augment(batch(), "cifar", seeded(7)) * 255).round().to(torch.uint8)
+    assert hashlib.sha256(values.numpy().tobytes()).hexdigest()[:16] == "a79e56037e928d21"
+
+
+def test_cifar_without_flip_or_shift_possible_is_the_image():
+    images = torch.full((8, 3, 32, 32), 200, dtype=torch.uint8)
+    centre = augment(images, "cifar", seeded())[:, :, 4:28, 4:28]
+    assert torch.equal(centre, torch.full_like(centre, 200 / 255))
+    tiny = augment(torch.full((64, 3, 64, 64), 200, dtype=torch.uint8), "tinyimagenet", seeded())
+    zeros = (tiny[:, 0, 32] == 0).sum(dim=1)
+    assert int(zeros.max()) == 8  # padded by an eighth, and the crop reaches all of it
+
+
+def test_vertical_flip_is_an_addition():
+    images = torch.zeros(100, 3, 32, 32, dtype=torch.uint8)
+    images[:, :, :16] = 255
+    plain, vertical = augment(images, "cifar", seeded()), augment(images, "cifar-vflip", seeded())
+    assert bool((plain[:, 0, 8, 16] == 1).all())  # the upper half stays up
+    assert 30 < int((vertical[:, 0, 8, 16] == 0).sum()) < 70
+
+
+def test_bad_calls():
+    with pytest.raises(BadInput, match="choose one of none, cifar"):
+        augment(batch(), "flip", seeded())
+    with pytest.raises(BadInput, match="uint8"):
+        augment(batch().float(), "cifar", seeded())

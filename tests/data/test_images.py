@@ -1,0 +1,91 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import Dataset, TensorDataset
+
+from strata.data import FederatedData, ImageSet, hold_out, wrap
+from strata.data.images import channel_statistics
+from strata.errors import BadInput
+
+
+def images(count: int) -> torch.Tensor:
+    return torch.arange(count * 12, dtype=torch.uint8).view(count, 3, 2, 2)
+
+
+def test_an_image_set_checks_itself():
+    with pytest.raises(BadInput, match="uint8"):
+        ImageSet(images(2).float(), torch.zeros(2, dtype=torch.int64))
+    with pytest.raises(BadInput, match="2 images but 3 labels"):
+        ImageSet(images(2), torch.zeros(3, dtype=torch.int64))
+    with pytest.raises(BadInput, match="int64"):
+        ImageSet(images(2), torch.zeros(2))
+    with pytest.raises(BadInput, match="mean and std"):
+        ImageSet(images(2), torch.zeros(2, dtype=torch.int64), (0.5,), (0.5,))
+    part = ImageSet(images(2), torch.tensor([0, 3]))
+    with pytest.raises(BadInput, match="within 0 to 2"):
+        FederatedData(part, part, "mine", classes=3)
+
+
+def test_statistics_by_hand():
+    pixels = torch.tensor([0, 255, 0, 255, 51, 51, 51, 51], dtype=torch.uint8).view(1, 2, 2, 2)
+    mean, std = channel_statistics(pixels)
+    assert mean == (0.5, 0.2) and std == (0.5, round(1 / 255, 6))  # a constant channel counts as one grey level wide
+
+
+def test_own_datasets_are_kept_as_uint8():
+    labels = torch.tensor([0, 2, 1])
+    from_bytes = wrap(TensorDataset(images(3), labels), TensorDataset(images(3), labels), users=[[0, 2], [1]])
+    assert from_bytes.classes == 3 and from_bytes.name == "custom" and torch.equal(from_bytes.train.images, images(3))
+    assert from_bytes.users is not None and from_bytes.users[0].tolist() == [0, 2]
+    floats = wrap(TensorDataset(images(3) / 255, labels), TensorDataset(images(3) / 255, labels), classes=5)
+    assert torch.equal(floats.train.images, images(3)) and floats.classes == 5
+    assert floats.train.mean == from_bytes.train.mean
+
+
+class Odd(Dataset):
+    def __init__(self, *samples) -> None:
+        self.samples = samples
+
+    def __len__(self) -> int:
+        return len(self.samples)
+
+    def __getitem__(self, index: int):
+        return self.samples[index]
+
+
+@pytest.mark.parametrize(
+    ("samples", "words"),
+    [
+        ([], "is empty"),
+        ([(images(1)[0] / 255 - 0.5, 0)], "before normalisation"),
+        ([(torch.full((3, 2, 2), float("nan")), 0)], "before normalisation"),
+        ([(images(1)[0].long(), 0)], "uint8 or float"),
+        ([(images(1)[0], 0), (images(1)[0][:, :1], 0)], "sample 1 .* one shape"),
+        ([images(1)[0][:1, :1, :1]], "not a pair"),
+        ([(np.zeros((3, 2, 2)), 0)], "image tensor"),
+    ],
+)
+def test_unfit_datasets_are_named(samples, words):
+    good = Odd((images(1)[0], 0))
+    with pytest.raises(BadInput, match=words):
+        wrap(Odd(*samples), good)
+
+
+def test_held_out_images_leave_their_users():
+    labels = torch.arange(20) % 2
+    part = ImageSet(torch.arange(20, dtype=torch.uint8).view(20, 1, 1, 1), labels)
+    users = [np.arange(0, 10), np.arange(10, 19), np.array([19])]
+    data = FederatedData(part, part, "mine", 2, users=users)
+    rest, validation = hold_out(data, 0.25, seed=0)
+    assert len(validation) == 5 and len(rest.train) == 15
+    seen = torch.cat([rest.train.images, validation.images]).flatten().tolist()
+    assert sorted(seen) == list(range(20))
+    assert rest.users is not None
+    owners = [rest.train.images[torch.as_tensor(user)].flatten().tolist() for user in rest.users]
+    assert sorted(sum(owners, [])) == sorted(rest.train.images.flatten().tolist())
+    assert all(value < 10 for value in owners[0])
+    for share in (0.0, 1.0, 0.001):
+        with pytest.raises(BadInput, match="validation share"):
+            hold_out(data, share, seed=0)
