@@ -53,7 +53,7 @@ def plan(
     graph = model if isinstance(model, ChannelGraph) else ChannelGraph(model, input_shape=parse_shape(input_shape))
 
     price = Pricing(graph, batch_size, accounting)
-    budgets = [value if kind == "budget" else price.of_width(value) for kind, value in asked]
+    budgets = [ask if isinstance(ask, int) else price.of_width(ask) for ask in asked]
     weakest = min(budgets)
     name = name or _name(model)
     full_bytes = price.bytes(0, 0, 1.0)
@@ -85,31 +85,28 @@ def plan(
 
 def _levels(
     budget: str | int | Sequence[str | int] | None, constraint: float | Sequence[float] | None
-) -> list[tuple[str, int | float]]:
-    """[("budget", bytes) | ("constraint", ratio)], in the order given."""
+) -> list[int | float]:
+    """What each level of devices was given, in order: bytes as int, or a constraint as float."""
     if (budget is None) == (constraint is None):
         raise BadInput("give either a budget in bytes, such as '24 MiB', or a constraint ratio, such as 0.25")
+    levels: list[int | float] = []
     if budget is not None:
-        many = [budget] if isinstance(budget, str | int) else list(budget)
-        found: list[tuple[str, int | float]] = [("budget", parse_bytes(value)) for value in many]
-    else:
-        ratios = (
-            list(constraint) if isinstance(constraint, Sequence) and not isinstance(constraint, str) else [constraint]
-        )
-        found = [("constraint", parse_ratio(value)) for value in ratios if value is not None]
-    if not found:
+        levels += map(parse_bytes, [budget] if isinstance(budget, str | int) else budget)
+    if constraint is not None:
+        levels += map(parse_ratio, [constraint] if isinstance(constraint, str | float | int) else constraint)
+    if not levels:
         raise BadInput("the list of budgets is empty: give at least one")
-    return found
+    return levels
 
 
 def _device_levels(
-    price: Pricing, steps: Sequence[Configuration], asked: Sequence[tuple[str, int | float]], budgets: Sequence[int]
+    price: Pricing, steps: Sequence[Configuration], asked: Sequence[int | float], budgets: Sequence[int]
 ) -> tuple[Level, ...]:
     levels = []
-    for (kind, value), budget in zip(asked, budgets, strict=True):
+    for ask, budget in zip(asked, budgets, strict=True):
         weakest = budget == min(budgets)
         k_frozen = [step.k_frozen if weakest else smallest_frozen(price.bytes, step, budget) for step in steps]
-        levels.append(Level(float(value) if kind == "constraint" else None, budget, tuple(k_frozen)))
+        levels.append(Level(ask if isinstance(ask, float) else None, budget, tuple(k_frozen)))
     return tuple(levels)
 
 

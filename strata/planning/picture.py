@@ -25,7 +25,7 @@ FROZEN, TRAINED = "#3d4a63", "#ef8a17"
 HEAD = LinearSegmentedColormap.from_list("head", ["#eaf4f1", "#8ecfc0", "#1f8a78"])
 PARTS = (("weights", "#3d4a63"), ("gradients", "#b3a1d6"), ("activations", "#8ecfc0"))
 FORMATS = (".png", ".svg", ".pdf")
-STYLE = {"font.family": "DejaVu Sans", "font.size": 10, "svg.hashsalt": "strata", "axes.edgecolor": GREY}
+STYLE: Any = {"font.family": "DejaVu Sans", "font.size": 10, "svg.hashsalt": "strata", "axes.edgecolor": GREY}
 
 
 def save_picture(plan: Plan, path: str | Path) -> None:
@@ -86,7 +86,7 @@ def _draw_layers(axes: Axes, plan: Plan) -> None:
     for step, (start, end) in zip(plan.steps, columns, strict=True):
         if end == start:
             continue
-        box = {"width": end - start, "align": "edge", "edgecolor": PAPER, "linewidth": 0.6}
+        box: dict[str, Any] = {"width": end - start, "align": "edge", "edgecolor": PAPER, "linewidth": 0.6}
         axes.bar(start, step.k_frozen, color=FROZEN, **box)
         axes.bar(start, step.k_trained - step.k_frozen, bottom=step.k_frozen, color=TRAINED, **box)
         axes.bar(start, depth - step.k_trained, bottom=step.k_trained, color=HEAD(step.scale), **box)
@@ -151,7 +151,13 @@ def _draw_memory(axes: Axes, plan: Plan) -> None:
 
 def _legends(figure: Figure, layers: Axes, memory: Axes) -> None:
     handles = [Patch(color=FROZEN, label="frozen"), Patch(color=TRAINED, label="being trained, full width")]
-    style = {"frameon": False, "handlelength": 1.2, "handleheight": 1.0, "labelcolor": INK, "borderaxespad": 0}
+    style: dict[str, Any] = {
+        "frameon": False,
+        "handlelength": 1.2,
+        "handleheight": 1.0,
+        "labelcolor": INK,
+        "borderaxespad": 0,
+    }
     layers.legend(handles=handles, loc="upper left", bbox_to_anchor=(0, -0.115), ncols=2, **style)
     memory.legend(
         handles=[Patch(color=color, label=part) for part, color in PARTS], loc="upper left", bbox_to_anchor=(0, -0.115),

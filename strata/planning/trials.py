@@ -13,15 +13,16 @@ import signal
 import sys
 import traceback
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
 
 from strata import costs
-from strata.cutting import ChannelGraph
+from strata.cutting import ChannelGraph, Cut
 from strata.models.loading import load_model
-from strata.planning.runtime import data_bytes, tiny_step
+from strata.planning.runtime import data_bytes
 
 Say = Callable[[dict[str, Any]], None]
 Where = tuple[int, int, float]  # k_frozen, k_trained, scale
@@ -42,23 +43,28 @@ def serve() -> None:
             "step": step, "k_frozen": where[0], "k_trained": where[1], "scale": where[2],
             "predicted_bytes": costs.memory(graph, cut, batch, accounting="peak").total,
             "measured_bytes": None, "scratch_bytes": None,
-            **in_fork(lambda say, cut=cut: measure(graph, cut, batch, say)),
+            **in_fork(partial(measure, graph, cut, batch)),
         }  # fmt: skip
         if request["hard_cap"]:
-            capped = in_fork(lambda say, cut=cut: train_capped(graph, cut, batch, request["allowance"], say))
+            capped = in_fork(partial(train_capped, graph, cut, batch, request["allowance"]))
             trial |= {"lived": "error" not in capped, "died_of": capped.pop("error", None), **capped}
         print(json.dumps(trial), file=answers)
 
 
-def measure(graph: ChannelGraph, cut: Any, batch: int, say: Say) -> None:
+def measure(graph: ChannelGraph, cut: Cut, batch: int, say: Say) -> None:
     found = costs.measure(graph.submodel(cut), tuple(graph.input_shape), batch, classes=graph.classes)
     say({"measured_bytes": found.peak, "scratch_bytes": found.scratch})
 
 
-def train_capped(graph: ChannelGraph, cut: Any, batch: int, allowance: int, say: Say) -> None:
-    """Two steps, so that momentum is there in the second, with `allowance` bytes for the submodel and all it needs."""
-    tiny_step()  # what torch loads once is the runtime's, not the model's
+def train_capped(graph: ChannelGraph, cut: Cut, batch: int, allowance: int, say: Say) -> None:
+    """Two training steps with `allowance` bytes for the submodel's tensors and all that training adds to them.
+
+    A step without the limit goes before: what torch and oneDNN load and compile once is the runtime's, not the
+    model's. Its tensors have gone back to the kernel when the baseline is read.
+    """
     model = graph.submodel(cut)
+    train(model, graph, batch, steps=1)
+    model.zero_grad()
     gc.collect()
     ctypes.CDLL(None).malloc_trim(0)
     tensors = [*model.parameters(), *model.buffers()]
@@ -66,14 +72,17 @@ def train_capped(graph: ChannelGraph, cut: Any, batch: int, allowance: int, say:
     cap = baseline + allowance
     say({"baseline_bytes": baseline, "cap_bytes": cap})
     resource.setrlimit(resource.RLIMIT_DATA, (cap, cap))
-    optimizer = torch.optim.SGD(
-        [p for p in model.parameters() if p.requires_grad], lr=0.01, momentum=0.9, weight_decay=1e-5
-    )
+    train(model, graph, batch, steps=2)  # in the second momentum is there
+
+
+def train(model: nn.Module, graph: ChannelGraph, batch: int, steps: int) -> None:
+    trained = [p for p in model.parameters() if p.requires_grad]
+    optimizer = torch.optim.SGD(trained, lr=0.01, momentum=0.9, weight_decay=1e-5)
     generator = torch.Generator().manual_seed(0)
     images = torch.randn(batch, *graph.input_shape, generator=generator)
     labels = torch.randint(graph.classes, (batch,), generator=generator)
     model.train()
-    for _ in range(2):
+    for _ in range(steps):
         optimizer.zero_grad()
         nn.functional.cross_entropy(model(images), labels).backward()
         optimizer.step()
