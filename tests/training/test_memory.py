@@ -1,0 +1,54 @@
+"""peak_bytes is a measurement of the task as it runs here."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from strata.costs.measured import measure
+from strata.methods import FD, FedAvg, FjORD, Method, Small
+from strata.training import LocalTraining, memory, peak_bytes
+from tests.methods.tiny import CLASSES, INPUT, samples, tiny_graph, tiny_state, train
+
+GRAPH = tiny_graph()
+
+
+@pytest.mark.parametrize("method", [FedAvg(GRAPH), Small(GRAPH, (0.5,))])
+def test_equals_a_training_step_of_the_submodel_measured_by_itself(method: Method) -> None:
+    (task,) = method.assign(0, [0])
+    update = train(method, task, tiny_state())
+    module = GRAPH.submodel(task.cut, task.cut.extract(tiny_state()))
+    alone = measure(module, INPUT, batch_size=20, classes=CLASSES).peak  # 20 samples, so batches are no larger
+    assert update.peak_bytes == pytest.approx(alone, rel=0.01)
+
+
+def test_smaller_cut_smaller_batch_less_memory() -> None:
+    images, labels = samples(0, count=64)
+
+    def peak(method: Method, **settings: float) -> int:
+        made = LocalTraining(**settings)  # type: ignore[arg-type]
+        return peak_bytes(GRAPH, method.assign(0, [0])[0], images, labels, made)
+
+    full, half = peak(FedAvg(GRAPH)), peak(Small(GRAPH, (0.5,)))
+    assert half < 0.6 * full
+    assert peak(FedAvg(GRAPH), batch_size=16) < 0.6 * full
+    parameters = 4 * sum(torch.Size(GRAPH.state_shapes[name]).numel() for name in GRAPH.parameter_names)
+    assert peak(FedAvg(GRAPH), proximal=0.1) == full + parameters, "the received weights are kept beside the new ones"
+
+
+def test_fjord_needs_what_its_largest_level_needs_and_its_small_weights() -> None:
+    images, labels = samples(0, count=32)
+    fjord, small = (
+        peak_bytes(GRAPH, method.assign(0, [0])[0], images, labels, LocalTraining())
+        for method in (FjORD(GRAPH, (0.5, 0.25)), Small(GRAPH, (0.5,)))
+    )
+    inner = 4 * sum(torch.Size(shape).numel() for shape in GRAPH.prefix(0.25).shapes.values())
+    assert small < fjord <= small + 1.5 * inner
+
+
+def test_random_cuts_are_measured_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    method = FD(GRAPH, (0.25,), seed=1)
+    first = train(method, method.assign(0, [0])[0], tiny_state()).peak_bytes
+    monkeypatch.setattr(memory, "measure_step", None)
+    for round in range(1, 4):
+        assert train(method, method.assign(round, [0])[0], tiny_state()).peak_bytes == first
