@@ -91,4 +91,3 @@ def resized_crop(
     source = (images[:, :1] if grey else images).float()
     result = F.grid_sample(source, grid, mode="bilinear", padding_mode="border", align_corners=False)
     return result.expand(-1, images.shape[1], -1, -1) if grey else result
-

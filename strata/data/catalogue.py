@@ -145,7 +145,10 @@ def get(
             return place / entry.folder
         one = downloads[0]
         target = fetch(one.url, place / one.file, one.md5, progress=progress(one.file))
-        return unpack(target, place, entry.folder, _UNPACKED_LIMIT)
+        folder = unpack(target, place, entry.folder, _UNPACKED_LIMIT)
+        if entry.find(place) is None:
+            raise BadInput(f"{folder} is there but is not a whole {name}; remove it and run the same command again")
+        return folder
     for one in downloads:
         fetch(one.url, place / entry.folder / one.file, one.md5, progress=progress(one.file))
     return place / entry.folder

@@ -145,7 +145,7 @@ def _receive(url: str, part: Path, timeout: float, progress: Progress) -> None:
                 file.truncate(have)
                 file.seek(have)
                 progress(have, total)
-                while chunk := response.read(CHUNK):
+                while chunk := response.read1(CHUNK):  # what has come, so that a break loses nothing
                     file.write(chunk)
                     have += len(chunk)
                     progress(have, total)
@@ -251,4 +251,3 @@ def _members(archive: Path) -> Iterator[tuple[str, IO[bytes]]]:
                 yield member.name, opened
             elif not member.isdir():
                 raise BadInput(f"{archive} holds {member.name!r}, neither file nor folder: not the published archive")
-

@@ -38,12 +38,12 @@ def read_bytes(path: Path) -> bytes:
         raise BadInput(f"{path} cannot be read: {error.strerror}") from error
 
 
-def fingerprint(paths: Iterable[Path], version: str) -> str:
-    """Changes when a file is added, removed or rewritten. `version` names the decoding."""
+def fingerprint(root: Path, paths: Iterable[Path], version: str) -> str:
+    """Changes when a file is added, removed or rewritten, not when root moves. `version` names the decoding."""
     digest = hashlib.sha256(version.encode())
     for path in paths:
         status = path.stat()
-        digest.update(f"{path}\0{status.st_size}\0{status.st_mtime_ns}\n".encode())
+        digest.update(f"{path.relative_to(root)}\0{status.st_size}\0{status.st_mtime_ns}\n".encode())
     return digest.hexdigest()[:24]
 
 

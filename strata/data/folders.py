@@ -126,7 +126,7 @@ def _load(
 
     paths = [path for path, _ in (*train, *test)]
     try:
-        key = fingerprint(paths, f"pictures 1 {size}")
+        key = fingerprint(folder, paths, f"pictures 1 {size}")
     except OSError as error:
         raise BadInput(f"{error.filename} is missing; the data set is incomplete, fetch it again") from error
     arrays = decoded_once(folder, key, decode)

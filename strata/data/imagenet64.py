@@ -60,7 +60,7 @@ def load_imagenet64(folder: Path) -> FederatedData:
             arrays |= {f"{part}_images": images, f"{part}_labels": np.concatenate(labels).astype(np.int64) - 1}
         return arrays
 
-    arrays = decoded_once(folder, fingerprint([*train, val], "imagenet64 1"), decode)
+    arrays = decoded_once(folder, fingerprint(folder, [*train, val], "imagenet64 1"), decode)
     mean, std = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
     images, test = (
         ImageSet(torch.from_numpy(arrays[f"{part}_images"]), torch.from_numpy(arrays[f"{part}_labels"]), mean, std)

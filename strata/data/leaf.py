@@ -43,7 +43,7 @@ def load_femnist(folder: Path) -> FederatedData:
     def decode(allocate: Allocate) -> Arrays:
         return _decode(paths["train"], "train", allocate) | _decode(paths["test"], "test", allocate)
 
-    arrays = decoded_once(folder, fingerprint([*paths["train"], *paths["test"]], "femnist 1"), decode)
+    arrays = decoded_once(folder, fingerprint(folder, [*paths["train"], *paths["test"]], "femnist 1"), decode)
     mean, std = (0.9637,) * 3, (0.1597,) * 3
     ends = np.cumsum(arrays["train_counts"])
     train, test = (

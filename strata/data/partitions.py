@@ -223,4 +223,3 @@ def _equal(rows: np.ndarray) -> Indexed:
 def _ragged(parts: Sequence[np.ndarray]) -> Indexed:
     starts = np.concatenate([[0], np.cumsum([len(part) for part in parts])]).astype(np.int64)
     return Indexed(np.concatenate(parts).astype(np.int64), starts)
-

@@ -14,6 +14,8 @@ class Site:
     files: dict[str, bytes]  # name -> content
     ranges: bool = True  # answers Range requests with 206
     break_after: list[int] = field(default_factory=list)  # the n-th answer stops after so many bytes of its body
+    stall_after: list[int] = field(default_factory=list)  # the n-th answer then waits until `go` is set
+    go: threading.Event = field(default_factory=threading.Event)
     errors: list[int] = field(default_factory=list)  # the n-th request gets this status (0: none)
     requests: list[tuple[str, str | None]] = field(default_factory=list)  # (name, Range header) as they came
     url: str = ""
@@ -43,6 +45,11 @@ def serving(site: Site) -> Iterator[Site]:
             self.send_header("Content-Length", str(len(body) - start))
             self.end_headers()
             stop = start + site.break_after.pop(0) if site.break_after else len(body)
+            if site.stall_after:
+                middle = start + site.stall_after.pop(0)
+                self.wfile.write(body[start:middle])
+                site.go.wait(20)
+                return
             self.wfile.write(body[start:stop])
             self.close_connection = True
 

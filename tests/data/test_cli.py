@@ -64,6 +64,9 @@ def test_get_then_load(root, tmp_path, capsys, monkeypatch):
         code, out, _ = run(capsys, "get", "cifar10", "--mirror", site.url, "--json")
         assert json.loads(out) == {"name": "cifar10", "path": str(root / "cifar-10-batches-py")}
         assert len(site.requests) == asked  # there already
+        (root / "cifar-10-batches-py" / "data_batch_1").rename(tmp_path / "away")
+        assert "remove it" in run(capsys, "get", "cifar10", "--mirror", site.url)[2]
+        (tmp_path / "away").rename(root / "cifar-10-batches-py" / "data_batch_1")
     code, out, _ = run(capsys, "show", "--data", "cifar10", "--devices", "2", "--json")
     assert code == 0 and [sum(row) for row in json.loads(out)["counts"]] == [10, 10]
 

@@ -4,7 +4,10 @@ import fcntl
 import hashlib
 import io
 import socket
+import subprocess
+import sys
 import tarfile
+import time
 import zipfile
 
 import numpy as np
@@ -44,6 +47,24 @@ def test_it_continues_in_a_later_call(tmp_path):
         fetch(f"{site.url}/a.bin", tmp_path / "a.bin", MD5)
     assert (tmp_path / "a.bin").read_bytes() == BODY and not part.exists()
     assert site.requests[-1] == ("a.bin", "bytes=700000-")
+
+
+def test_killed_in_the_middle_it_continues(tmp_path):
+    part = tmp_path / "a.bin.part"
+    with serving(Site({"a.bin": BODY}, stall_after=[1_200_000])) as site:
+        arguments = f"{site.url + '/a.bin'!r}, Path({str(tmp_path / 'a.bin')!r}), {MD5!r}"
+        code = f"from strata.data.download import Path, fetch; fetch({arguments})"
+        process = subprocess.Popen([sys.executable, "-c", code])
+        deadline = time.monotonic() + 60
+        while not (part.exists() and part.stat().st_size >= 1_100_000) and time.monotonic() < deadline:
+            time.sleep(0.02)
+        process.kill()
+        process.wait()
+        site.go.set()
+        kept = part.stat().st_size
+        assert kept >= 1_100_000 and not (tmp_path / "a.bin").exists()
+        fetch(f"{site.url}/a.bin", tmp_path / "a.bin", MD5)
+    assert (tmp_path / "a.bin").read_bytes() == BODY and site.requests[-1] == ("a.bin", f"bytes={kept}-")
 
 
 def test_a_server_that_gives_nothing_ends_in_a_sentence(tmp_path):

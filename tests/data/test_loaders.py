@@ -65,6 +65,12 @@ def test_cifar100(tmp_path):
     assert np.array_equal(data.test.images.numpy().reshape(6, -1), held["test"][0])
 
 
+def test_a_memo_of_more_than_a_byte_is_read(tmp_path):
+    held = published.cifar10(tmp_path / "cifar-10-batches-py", per_batch=300)  # as in the real files: LONG_BINPUT
+    assert b"r\x00\x01\x00\x00" in (tmp_path / "cifar-10-batches-py" / "test_batch").read_bytes()
+    assert load("cifar10", tmp_path).test.labels.tolist() == held["test_batch"][1]
+
+
 class _Evil:
     def __init__(self, path: str) -> None:
         self.path = path
