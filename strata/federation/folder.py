@@ -59,10 +59,10 @@ class RunFolder:
 
     def _check_same(self, config: Mapping[str, Any]) -> None:
         saved = read_json(self.path / "config.json")
-        differences = list(_differences(saved.get("settings", {}), config.get("settings", {})))
-        if differences:
+        found = differences(saved.get("settings", {}), config.get("settings", {}))
+        if found:
             raise BadInput(
-                f"{self.path} was started with other settings: {'; '.join(differences)}. "
+                f"{self.path} was started with other settings: {'; '.join(found)}. "
                 "Resume with the same ones, or choose another folder"
             )
         for name, version in saved.get("versions", {}).items():
@@ -126,12 +126,12 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in lines if line.endswith(b"\n")]
 
 
-def _differences(saved: Mapping[str, Any], now: Mapping[str, Any], prefix: str = "") -> list[str]:
+def differences(saved: Mapping[str, Any], now: Mapping[str, Any], prefix: str = "") -> list[str]:
     found = []
     for key in sorted({*saved, *now}):
         before, after = saved.get(key), now.get(key)
         if isinstance(before, dict) and isinstance(after, dict):
-            found += _differences(before, after, f"{prefix}{key}.")
+            found += differences(before, after, f"{prefix}{key}.")
         elif before != after:
             found.append(f"{prefix}{key} was {json.dumps(before)} and is now {json.dumps(after)}")
     return found

@@ -34,6 +34,7 @@ from strata.federation.trackers import MLflow, TensorBoard, Tracker
 from strata.training import BN_MODES, Evaluation, LocalTraining, cosine
 
 if TYPE_CHECKING:
+    from strata.cutting import ChannelGraph
     from strata.methods import Method, Task
 
 DEFAULT_ROUNDS = 500
@@ -171,8 +172,6 @@ def run(
     checked = Options(**_known(options), rounds=_rounds(method, rounds), devices=_devices(partition, devices))
     if checkpoint_every < 1:
         raise BadInput(f"checkpoints are every 1 or more rounds, not every {checkpoint_every}")
-    if workers is not None and workers < 0:
-        raise BadInput(f"workers are 0 (all in this process) or more, not {workers}")
     _check_fit(method, model, data)
     training = complete(training, data)
     held: ImageSet | None = None
@@ -204,7 +203,7 @@ def run(
     active = None
     try:
         if engine is None:
-            engine = own_engine = make_engine(model, method, data, held, training, workers)
+            engine = own_engine = make_engine(model, data, training, workers, held=held, graph=method.graph)
         active = _Run(method, checked, settings, engine, folder, checkpoint_every, len(data.test),
                       len(held) if held is not None else 0, show)  # fmt: skip
         if tensorboard:
@@ -224,19 +223,25 @@ def run(
 
 def make_engine(
     model: nn.Module,
-    method: Method,
     data: FederatedData,
-    held: ImageSet | None,
     training: LocalTraining,
     workers: int | None = None,
+    *,
+    held: ImageSet | None = None,
+    graph: ChannelGraph | None = None,
     timeout: float | None = None,
 ) -> Engine:
-    """The local engine for runs of this model on this data; several runs may share one."""
+    """The local engine for runs of this model on this data; several runs may share one.
+
+    `training` from `complete`, `held`: validation images. Worker processes begin to prepare at once.
+    """
     parts = {"test": data.test} | ({"validation": held} if held is not None else {})
-    program = DeviceProgram(model, tuple(method.graph.input_shape), data.train, parts, training)
+    program = DeviceProgram(model, tuple(data.input_shape), data.train, parts, training)
     workers = default_workers() if workers is None else workers
+    if workers < 0:
+        raise BadInput(f"workers are 0 (all in this process) or more, not {workers}")
     if workers == 0:
-        program.graph = method.graph
+        program.graph = graph
         return InlineEngine(program)
     return LocalEngine(program, workers, shared=(Cut,), timeout=timeout)
 

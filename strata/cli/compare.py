@@ -1,0 +1,83 @@
+"""`strata compare`: several methods under the same budget, data and seeds."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from strata.cli.arguments import show_bytes, split_list
+from strata.cli.run import add_run_arguments, given
+from strata.errors import BadInput
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from strata.federation.comparing import Row
+
+    Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]
+
+EXAMPLE = "example: strata compare --methods slt,small,fd --data digits --constraint 0.125 --rounds 60 --out runs/cmp"
+
+
+def add_parser(subparsers: Subparsers) -> None:
+    parser = subparsers.add_parser(
+        "compare", help="train several methods under the same budget and seeds",
+        description="Train several methods under the same budget, data and seeds; the same command again finishes what "
+        "is unfinished. Prints mean and standard deviation over seeds, draws accuracy over rounds (PNG and SVG).",
+        epilog=EXAMPLE, formatter_class=argparse.RawDescriptionHelpFormatter,
+    )  # fmt: skip
+    add_run_arguments(parser)
+    group = parser.add_argument_group("comparison")
+    group.add_argument("--methods", required=True, metavar="A,B,...", help="see `strata methods`")
+    group.add_argument("--seeds", type=int, default=1, metavar="N", help="runs per method (default 1)")
+    group.add_argument("--seed", type=int, metavar="N", help="the first seed (default 0)")
+    group.add_argument("--out", required=True, metavar="DIR", help="one run folder per method and seed is made in it")
+    parser.set_defaults(func=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    methods = split_list(args.methods)
+    asked = given(args)
+    from strata.engines import EngineFailed
+    from strata.federation import RoundFailed
+    from strata.federation.comparing import compare
+    from strata.federation.request import Request
+
+    if not methods:
+        raise BadInput("give the methods to compare, such as slt,small,fd")
+    out = Path(args.out)
+    try:
+        rows = compare(
+            Request(**{**asked, "method": methods[0]}), methods, args.seeds, out, workers=args.workers,
+            checkpoint_every=args.checkpoint_every, progress=not args.quiet,
+        )  # fmt: skip
+    except (RoundFailed, EngineFailed) as error:
+        print(f"strata compare: {error}", file=sys.stderr)
+        return 1
+    if args.json:
+        print(json.dumps([row.to_json() for row in rows], indent=2))
+    else:
+        show(rows, out)
+    return 0
+
+
+def show(rows: Sequence[Row], out: Path) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(title=f"accuracy, mean ± std over {len(rows[0].accuracies)} seed(s)")
+    for name in ("method", "accuracy", "largest device", "upload", "download", "TFLOP", "seconds"):
+        table.add_column(name, justify="left" if name == "method" else "right")
+    for row in rows:
+        spread = "" if row.std is None else f" ± {100 * row.std:.2f}"
+        table.add_row(
+            row.method, f"{100 * row.mean:.2f}{spread} %", show_bytes(row.peak_bytes),
+            show_bytes(round(row.upload_bytes)), show_bytes(round(row.download_bytes)),
+            f"{row.train_flops / 1e12:.3g}", f"{row.seconds:.1f}",
+        )  # fmt: skip
+    console = Console()
+    console.print(table)
+    console.print(f"picture: {out / 'accuracy.png'} and {out / 'accuracy.svg'}", soft_wrap=True)

@@ -1,0 +1,224 @@
+"""A run as the command line asks for it: plain values only, so config.json can hold it and --resume rebuild it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from safetensors.torch import load_file
+
+from strata.cutting import ChannelGraph
+from strata.data import FederatedData, ImageSet, hold_out, load
+from strata.engines import Engine
+from strata.errors import BadInput
+from strata.federation.aggregation import ServerOptimizer
+from strata.federation.files import read_json
+from strata.federation.folder import differences
+from strata.federation.running import Result, complete, make_engine, run
+from strata.methods import METHODS, create
+from strata.methods.budgets import largest_scale
+from strata.models.loading import load_model
+from strata.seeds import derive
+from strata.training import LocalTraining
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from strata.methods import Method
+
+
+@dataclass(frozen=True)
+class Request:
+    model: str = "resnet20"
+    classes: int | None = None  # None: the data's
+    input: tuple[int, ...] | None = None  # None: the data's
+    data: str = "digits"
+    data_dir: str | None = None
+    partition: str = "iid"
+    method: str = "slt"
+    variant: str | None = None
+    pool: int | None = None
+    constraints: tuple[float, ...] = ()
+    budgets: tuple[int, ...] = ()
+    accounting: str | None = None
+    schedule: str = "cumulative"
+    patience: int = 15
+    head_fraction: float = 1.0
+    init: str | None = None
+    batch: int = 32
+    epochs: int = 1
+    momentum: float = 0.9
+    weight_decay: float = 1e-5
+    proximal: float = 0.0
+    augmentation: str | None = None  # None: what suits the data
+    rounds: int = 500
+    devices: int = 100
+    per_round: int = 10
+    seed: int = 0
+    lr: float = 0.1
+    lr_end: float = 0.01
+    quorum: int = 1
+    dropout: float = 0.0
+    stragglers: str | None = None
+    deadline: float | None = None
+    weighted: bool = False
+    server_optimizer: str = "none"
+    server_lr: float | None = None  # None: 1, or 0.01 with adam
+    server_momentum: float = 0.9
+    norm_bound: float | None = None
+    eval_every: int | None = None
+    bn: str = "re-estimated"
+    validation: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.method not in METHODS:
+            raise BadInput(f"there is no method {self.method!r}: choose one of {', '.join(METHODS)}")
+        if self.constraints and self.budgets:
+            raise BadInput("give either --constraint or --budget, not both")
+        if not (self.constraints or self.budgets) and self.method != "fedavg":
+            raise BadInput(
+                f"{self.method} needs to know what a device can hold: give --constraint, such as 0.25, or --budget, "
+                "such as 24MiB"
+            )
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> Request:
+        unknown = sorted(set(values) - {field.name for field in fields(cls)})
+        if unknown:
+            raise BadInput(f"the run was started by another version of Strata, with {', '.join(unknown)}")
+        given: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in values.items()}
+        return cls(**given)
+
+    @classmethod
+    def of_folder(cls, folder: Path, given: Mapping[str, Any]) -> Request:
+        """What the folder's run was asked for; `given` now may repeat it, but not change it."""
+        if not (folder / "config.json").exists():
+            raise BadInput(f"there is no run to resume in {folder}")
+        saved = read_json(folder / "config.json").get("request")
+        if saved is None:
+            raise BadInput(f"{folder} was started from Python: resume it there, with strata.run(..., resume=True)")
+        request = cls.from_json(saved)
+        changed = replace(request, **given)
+        if changed != request:
+            raise BadInput(
+                f"{folder} was started with other settings: {'; '.join(differences(saved, jsonable(changed)))}. "
+                "Resume with the same ones (or none), or start another run in another folder"
+            )
+        return request
+
+    # --- the parts of a run ------------------------------------------------------------------------------------
+
+    def load_data(self) -> FederatedData:
+        data = load(self.data, self.data_dir)
+        if self.classes is not None and self.classes != data.classes:
+            raise BadInput(
+                f"--classes is {self.classes} and {data.name} has {data.classes} classes: give the same or none"
+            )
+        if self.input is not None and tuple(self.input) != tuple(data.input_shape):
+            ours, theirs = ("x".join(map(str, shape)) for shape in (self.input, data.input_shape))
+            raise BadInput(f"--input is {ours} and the images of {data.name} are {theirs}: give the same or none")
+        return data
+
+    def make_model(self, data: FederatedData, with_weights: bool = True) -> nn.Module:
+        """Initialised from the seed alone."""
+        with torch.random.fork_rng(devices=[]):
+            torch.default_generator.manual_seed(derive(self.seed, "init"))
+            model = load_model(self.model, data.classes, data.input_shape)
+        if self.init is not None and with_weights:
+            load_weights(model, Path(self.init))
+        return model
+
+    def make_training(self, data: FederatedData) -> LocalTraining:
+        augmentation = data.augmentation if self.augmentation is None else self.augmentation
+        return complete(
+            LocalTraining(self.batch, self.epochs, self.momentum, self.weight_decay, self.proximal, augmentation), data
+        )
+
+    def make_method(self, graph: ChannelGraph) -> Method:
+        from strata.planning import plan
+
+        named: list[tuple[str, Any]] = [("variant", self.variant), ("pool", self.pool)]
+        options = {name: value for name, value in named if value is not None}
+        if METHODS[self.method].needs_plan:
+            levels: dict[str, Any] = {"budget": self.budgets} if self.budgets else {"constraint": self.constraints}
+            made = plan(
+                graph, graph.input_shape, self.batch, **levels, rounds=self.rounds, accounting=self.accounting,
+                schedule=self.schedule, head_fraction=self.head_fraction, patience=self.patience, name=self.model,
+            )  # fmt: skip
+            return create(self.method, graph, plan=made, **options)
+        constraints = self.constraints or tuple(
+            largest_scale(graph, budget, self.batch, self.accounting or "peak") for budget in self.budgets
+        )
+        return create(self.method, graph, constraints=constraints or (1.0,), seed=self.seed, **options)
+
+    def run_options(self) -> dict[str, Any]:
+        names = ("per_round", "seed", "lr", "lr_end", "quorum", "dropout", "stragglers", "deadline", "weighted",
+                 "norm_bound", "eval_every", "bn", "validation")  # fmt: skip
+        lr = self.server_lr if self.server_lr is not None else 0.01 if self.server_optimizer == "adam" else 1.0
+        server = ServerOptimizer(self.server_optimizer, lr, self.server_momentum)
+        return {**{name: getattr(self, name) for name in names}, "server": server}
+
+    def split(self, data: FederatedData) -> tuple[FederatedData, ImageSet | None]:
+        return hold_out(data, self.validation, self.seed) if self.validation else (data, None)
+
+
+def jsonable(request: Request) -> dict[str, Any]:
+    return {key: list(value) if isinstance(value, tuple) else value for key, value in request.to_json().items()}
+
+
+def load_weights(model: nn.Module, path: Path) -> None:
+    """From a .safetensors file, or one that torch.save wrote of a state dict (read without running code in it)."""
+    try:
+        if path.suffix == ".safetensors":
+            weights = load_file(path)
+        else:
+            weights = torch.load(path, map_location="cpu", weights_only=True)
+        model.load_state_dict(weights)
+    except FileNotFoundError:
+        raise BadInput(f"there is no file {path} to start from") from None
+    except Exception as error:
+        text = " ".join(str(error).split())
+        raise BadInput(f"{path} does not hold weights for this model: {text[:300]}") from error
+
+
+def launch(
+    request: Request,
+    out: Path,
+    *,
+    resume: bool = False,
+    workers: int | None = None,
+    timeout: float | None = None,
+    checkpoint_every: int = 1,
+    progress: bool = True,
+    tensorboard: bool = False,
+    mlflow: bool = False,
+) -> Result:
+    """The run that was asked for. Workers prepare themselves while the plan is made."""
+    if not resume:
+        _refuse_used(out)
+    data = request.load_data()
+    model = request.make_model(data, with_weights=not resume)
+    training = request.make_training(data)
+    rest, held = request.split(data)
+    engine: Engine = make_engine(model, rest, training, workers, held=held, timeout=timeout)
+    try:
+        method = request.make_method(ChannelGraph(model, data.input_shape))
+        return run(
+            model, data, method, out=out, rounds=request.rounds, devices=request.devices, partition=request.partition,
+            training=training, engine=engine, checkpoint_every=checkpoint_every, resume=resume, progress=progress,
+            tensorboard=tensorboard, mlflow=mlflow, request=jsonable(request), **request.run_options(),
+        )  # fmt: skip
+    finally:
+        engine.close()
+
+
+def _refuse_used(out: Path) -> None:
+    """Before the slow part; checked again, under the lock, when the run begins."""
+    if (out / "config.json").exists():
+        raise BadInput(f"{out} already holds a run: resume it with --resume {out}, or choose another folder")
