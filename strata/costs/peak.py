@@ -12,10 +12,13 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any
 
+import torch
+
 from strata.costs.autograd import Gradients, Simulation, Value
 from strata.costs.rules import RULES, NoRule
+from strata.cutting import Ref, SizedOp
 
-LABEL_BYTES = 8
+LABEL_BYTES = INDEX_BYTES = 8
 
 
 @dataclass(frozen=True)
@@ -26,7 +29,7 @@ class Peak:
     activations: int  # the rest: the batch, values kept for backward, gradients on their way, temporaries
 
 
-def peak(ops: Sequence[Any], state_bytes: int, trained_sizes: Sequence[int], momentum: bool = True) -> Peak:
+def peak(ops: Sequence[SizedOp], state_bytes: int, trained_sizes: Sequence[int], momentum: bool = True) -> Peak:
     """Of the SizedOps of a cut; `state_bytes` are those of all its parameters and buffers, `trained_sizes` the bytes of
     each trained parameter. Raises NoRule for an operator that rules.py does not know."""
     trained = sum(trained_sizes)
@@ -42,7 +45,7 @@ def peak(ops: Sequence[Any], state_bytes: int, trained_sizes: Sequence[int], mom
     return Peak(sim.peak, state_bytes, gradients, sim.peak - state_bytes - gradients)
 
 
-def _forward(sim: Simulation, ops: Sequence[Any]) -> Value:
+def _forward(sim: Simulation, ops: Sequence[SizedOp]) -> Value:
     last = {name: index for index, op in enumerate(ops) for name in op.inputs}
     values: dict[str, Any] = {}
     result: Value | None = None
@@ -77,12 +80,19 @@ def _forward(sim: Simulation, ops: Sequence[Any]) -> Value:
 
 
 def _resolve(argument: Any, values: dict[str, Any]) -> Any:
+    if isinstance(argument, Ref):
+        return values[argument.name]
     if isinstance(argument, (tuple, list)):
         return [_resolve(item, values) for item in argument]
     if isinstance(argument, dict):
         return {key: _resolve(item, values) for key, item in argument.items()}
-    name = getattr(argument, "name", None)
-    return values[name] if isinstance(name, str) and name in values else argument
+    return argument
+
+
+def index_bytes(ops: Sequence[SizedOp]) -> int:
+    """The submodel holds the kept positions of each index_select as a buffer, for training and for evaluation."""
+    selects = (op for op in ops if op.kind == "cut" and op.target is torch.ops.aten.index_select.default)
+    return sum(2 * INDEX_BYTES * op.shape[op.args[1]] for op in selects)
 
 
 def _loss(sim: Simulation, logits: Value) -> Value:

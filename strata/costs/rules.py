@@ -802,9 +802,9 @@ def stack(sim: Simulation, op: Any, tensors: Sequence[Value], dim: int = 0) -> V
 
 
 @rule(aten.index_select.default)
-def index_select(sim: Simulation, op: Any, x: Value, dim: int, index: Value) -> Value:
+def index_select(sim: Simulation, op: Any, x: Value, dim: int, index: Any) -> Value:
     y = sim.new(op.shape, x.itemsize)
-    sim.record([x], y, [index], fresh(_plain(x)))
+    sim.record([x], y, [index] if isinstance(index, Value) else [], fresh(_plain(x)))
     return y
 
 

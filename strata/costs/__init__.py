@@ -1,0 +1,77 @@
+"""Bytes, FLOPs and traffic of a cut, without training; and what a real training step takes, to check them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+from typing import TYPE_CHECKING
+
+from strata.costs.compute import Flops, Traffic, flops, traffic
+from strata.costs.measured import Measured, measure, measure_step
+from strata.costs.paper import activation_bytes, gradient_bytes, weight_bytes
+from strata.costs.peak import index_bytes, peak
+from strata.costs.rules import NoRule
+from strata.costs.traced import trace
+from strata.errors import BadInput
+
+if TYPE_CHECKING:
+    from strata.cutting import ChannelGraph, Cut
+
+ACCOUNTINGS = ("paper", "peak")
+
+__all__ = [
+    "ACCOUNTINGS",
+    "Flops",
+    "Measured",
+    "Memory",
+    "Traffic",
+    "flops",
+    "measure",
+    "measure_step",
+    "memory",
+    "trace",
+    "traffic",
+]
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes. weights: parameters (and buffers); gradients: of trained parameters (and momentum); activations: the rest."""
+
+    total: int
+    weights: int
+    gradients: int
+    activations: int
+    accounting: str
+
+
+def memory(
+    graph: ChannelGraph, cut: Cut, batch_size: int, accounting: str = "peak", momentum: bool = True
+) -> Memory:
+    """What training `cut` takes by one of the two accountings of METHOD.md; `momentum` concerns `peak` only."""
+    if accounting not in ACCOUNTINGS:
+        raise BadInput(f"accounting is {accounting!r}; it must be one of {', '.join(ACCOUNTINGS)}.")
+    if batch_size < 1:
+        raise BadInput(f"the batch size is {batch_size}; it must be at least 1.")
+    if accounting == "paper":
+        parts = weight_bytes(cut), gradient_bytes(cut), activation_bytes(graph.sized(cut, batch_size))
+        return Memory(sum(parts), *parts, accounting)
+    ops = graph.sized(cut, batch_size)
+    weights = _state_bytes(graph, cut) + index_bytes(ops)
+    trained = [prod(cut.shapes[name]) * graph.state_dtypes[name].itemsize for name in cut.trained]
+    try:
+        found = peak(ops, weights, trained, momentum)
+    except NoRule:
+        total = trace(graph.submodel(cut), graph.input_shape, batch_size, graph.classes, momentum)
+        gradients = sum(trained) * (2 if momentum else 1)
+        return Memory(total, weights, gradients, total - weights - gradients, accounting)
+    return Memory(found.total, found.weights, found.gradients, found.activations, accounting)
+
+
+def _state_bytes(graph: ChannelGraph, cut: Cut) -> int:
+    state = sum(prod(shape) * graph.state_dtypes[name].itemsize for name, shape in cut.shapes.items())
+    if not graph.constants:
+        return state
+    table = graph.kept_table(cut)
+    constants = (prod(graph.constant_shape(name, table)) * t.element_size() for name, t in graph.constants.items())
+    return state + sum(constants)

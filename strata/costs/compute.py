@@ -1,0 +1,141 @@
+"""FLOPs per sample of a cut, in closed form, and the bytes that a device sends and receives.
+
+`forward` and `train` are what torch's FlopCounterMode counts on a CPU for one training step, divided by the batch: two
+per multiply-add of convolutions, linear layers and matrix products; norms and activations are not counted. Training
+adds the same again for the gradient of the weight (if it is trained) and of the input (if that needs one).
+
+FlopCounterMode is off in two places, which are shown rather than hidden: it does not see the fused attention kernel of
+the CPU (`attention_*`, counted here by torch's own formula for the GPU's kernels), and for the weight gradient of a
+grouped convolution it counts as if there were no groups (`grouped_excess`). `real_*` are corrected for both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import prod
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from strata.cutting import Ref
+
+if TYPE_CHECKING:
+    from strata.cutting import ChannelGraph, Cut, SizedOp
+
+aten = torch.ops.aten
+BATCH = 2  # any would do: everything is linear in it
+
+
+@dataclass(frozen=True)
+class Flops:
+    """Per sample."""
+
+    forward: int
+    train: int
+    attention_forward: int = 0
+    attention_train: int = 0
+    grouped_excess: int = 0
+
+    @property
+    def real_forward(self) -> int:
+        return self.forward + self.attention_forward
+
+    @property
+    def real_train(self) -> int:
+        return self.train + self.attention_train - self.grouped_excess
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """Bytes per device and round. What a device already has is known to the caller, not here."""
+
+    upload: int  # trained parameters
+    download: int  # all parameters of the cut
+
+
+def flops(graph: ChannelGraph, cut: Cut) -> Flops:
+    ops = graph.sized(cut, BATCH)
+    by_name = {op.name: op for op in ops}
+    total: dict[str, int] = {}
+    for op in ops:
+        count = _COUNTS.get(op.target)
+        if count is not None:
+            inputs = [by_name[a.name] if isinstance(a, Ref) else None for a in op.args]
+            for field, value in count(op, *[x for x in inputs[:3]]).items():
+                total[field] = total.get(field, 0) + value
+    return Flops(
+        **{
+            field: total.get(field, 0) // BATCH
+            for field in ("forward", "train", "attention_forward", "attention_train", "grouped_excess")
+        }
+    )
+
+
+def traffic(graph: ChannelGraph, cut: Cut) -> Traffic:
+    def size(names: Any) -> int:
+        return sum(prod(cut.shapes[name]) * graph.state_dtypes[name].itemsize for name in names)
+
+    return Traffic(upload=size(cut.trained), download=size(cut.parameters))
+
+
+def _product(forward: int, *factors: SizedOp | None) -> dict[str, int]:
+    needs = sum(1 for factor in factors if factor is not None and factor.requires_grad)
+    return {"forward": forward, "train": forward * (1 + needs)}
+
+
+def _conv(op: SizedOp, x: SizedOp, weight: SizedOp, *_: Any) -> dict[str, int]:
+    # each output position meets the whole kernel; weight.shape[1] is channels per group already
+    forward = 2 * prod(weight.shape) * op.shape[0] * prod(op.shape[2:])
+    counted = _product(forward, x, weight)
+    groups = x.shape[1] // weight.shape[1]
+    if groups > 1 and weight.requires_grad:
+        counted["grouped_excess"] = forward * (groups - 1)
+        counted["train"] += counted["grouped_excess"]
+    return counted
+
+
+def _conv_transpose(op: SizedOp, x: SizedOp, weight: SizedOp, *_: Any) -> dict[str, int]:
+    forward = 2 * prod(weight.shape) * x.shape[0] * prod(x.shape[2:])
+    counted = _product(forward, x, weight)
+    groups = x.shape[1] // weight.shape[0] * (op.shape[1] // weight.shape[1])
+    if groups > 1 and weight.requires_grad:
+        counted["grouped_excess"] = forward * (groups - 1)
+        counted["train"] += counted["grouped_excess"]
+    return counted
+
+
+def _linear(op: SizedOp, x: SizedOp, weight: SizedOp, *_: Any) -> dict[str, int]:
+    return _product(2 * prod(x.shape) * weight.shape[0], x, weight)
+
+
+def _matmul(op: SizedOp, a: SizedOp, b: SizedOp, *_: Any) -> dict[str, int]:
+    return _product(2 * prod(op.shape) * a.shape[-1], a, b)
+
+
+def _addmm(op: SizedOp, bias: SizedOp, a: SizedOp, b: SizedOp) -> dict[str, int]:
+    return _matmul(op, a, b)
+
+
+def _attention(op: SizedOp, query: SizedOp, key: SizedOp, value: SizedOp) -> dict[str, int]:
+    # scores and their product with the values; backward recomputes the scores and makes four products
+    scores = 2 * prod(query.shape) * key.shape[-2]
+    values = 2 * prod(query.shape[:-1]) * key.shape[-2] * value.shape[-1]
+    forward = scores + values
+    backward = 3 * scores + 2 * values if op.requires_grad else 0
+    return {"attention_forward": forward, "attention_train": forward + backward}
+
+
+_COUNTS: dict[Any, Callable[..., dict[str, int]]] = {
+    aten.conv1d.default: _conv,
+    aten.conv2d.default: _conv,
+    aten.conv2d.padding: _conv,
+    aten.conv3d.default: _conv,
+    aten.conv_transpose2d.input: _conv_transpose,
+    aten.linear.default: _linear,
+    aten.matmul.default: _matmul,
+    aten.mm.default: _matmul,
+    aten.bmm.default: _matmul,
+    aten.addmm.default: _addmm,
+    aten.scaled_dot_product_attention.default: _attention,
+}

@@ -1,0 +1,98 @@
+"""The same number as peak.py for any operator: a training step on fake tensors, which have sizes but no memory.
+
+Slower than the closed form (some hundred milliseconds) and blind to temporaries inside operators; the fallback for
+operators that rules.py does not know.
+"""
+
+from __future__ import annotations
+
+import copy
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeCopyMode, FakeTensorMode
+from torch.nn import functional
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from strata.costs.measured import MOMENTUM, WEIGHT_DECAY, standing_tensors
+
+
+def trace(
+    module: nn.Module, input_shape: tuple[int, ...], batch_size: int, classes: int, momentum: bool = True
+) -> int:
+    """Highest live tensor bytes of a steady-state training step of `module`, which is left alone."""
+    fake = FakeTensorMode(allow_non_fake_inputs=True)
+    with FakeCopyMode(fake):
+        module = copy.deepcopy(module)
+    module.train()
+    with fake:
+        dtype = next((p.dtype for p in module.parameters() if p.is_floating_point()), torch.float32)
+        inputs = torch.empty(batch_size, *input_shape, dtype=dtype)
+        labels = torch.zeros(batch_size, dtype=torch.int64)
+        trained = [p for p in module.parameters() if p.requires_grad]
+        optimizer = torch.optim.SGD(
+            trained, lr=0.0, momentum=MOMENTUM if momentum else 0.0, weight_decay=WEIGHT_DECAY, foreach=False
+        )
+
+        def step() -> None:
+            functional.cross_entropy(module(inputs), labels).backward()
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+
+        optimizer.zero_grad(set_to_none=True)
+        step()
+        with _Storages(standing_tensors(module, optimizer, inputs, labels)) as storages:
+            step()
+    return storages.peak
+
+
+class _Storages(TorchDispatchMode):
+    """Follows every storage that an operator returns until it is gone."""
+
+    def __init__(self, standing: list[Tensor]) -> None:
+        super().__init__()
+        self.live = 0
+        self.known: dict[int, tuple[Any, int]] = {}
+        for tensor in standing:
+            self._follow(tensor)
+        self.peak = self.live
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        results = func(*args, **(kwargs or {}))
+        before = self.live
+        for result in results if isinstance(results, (tuple, list)) else (results,):
+            if isinstance(result, Tensor):
+                self._follow(result)
+        self.peak = max(self.peak, before if _would_be_in_place(func, args) else self.live)
+        return results
+
+    def _follow(self, tensor: Tensor) -> None:
+        storage = tensor.untyped_storage()
+        key = storage._cdata
+        if key not in self.known:
+            size = storage.nbytes()
+            self.known[key] = (weakref.ref(storage, self._forget(key)), size)
+            self.live += size
+
+    def _forget(self, key: int) -> Callable[[Any], None]:
+        def forget(_: Any) -> None:
+            self.live -= self.known.pop(key)[1]
+
+        return forget
+
+
+def _would_be_in_place(func: Any, args: Any) -> bool:
+    """Under a dispatch mode the engine adds gradients at forks out of place; without one it reuses the first if dense.
+
+    Such an addition runs outside of any node. Whether another tensor shares the first one's memory cannot be seen here;
+    dense gradients seldom do.
+    """
+    if func is not torch.ops.aten.add.Tensor or torch._C._current_autograd_node() is not None:
+        return False
+    if not torch._C._current_graph_task_id() >= 0:
+        return False
+    first = args[0]
+    return bool(torch.ops.aten.is_non_overlapping_and_dense.default(first))
