@@ -147,8 +147,9 @@ class ChannelGraph:
         for name, classes in self._source_classes.items():
             if self.layer_of[name] > k_trained:
                 row = self._source_rows[name]  # channels that meet each other (halves of a gate) count as one
-                choosable = _ordered(c for c in row if c != ALWAYS)
-                chosen = {ALWAYS, *choosable[: max(1, floor_of(scale, len(choosable)))]}
+                chosen = {ALWAYS}
+                for piece in self._source_pieces[name]:
+                    chosen.update(piece.classes[: piece.count(scale)])
                 wanted[name] = [leaf for leaf, c in zip(classes, row, strict=True) if c in chosen]
         frozen = frozenset(name for name, k in self.layer_of.items() if k <= k_frozen)
         return self._cut(self._choose(wanted), frozen)
@@ -294,27 +295,51 @@ class ChannelGraph:
             self._class_members.setdefault(root(leaf), []).append(leaf)
         self._source_rows = {name: tuple(root(c) for c in own) for name, own in self._source_classes.items()}
         rows = {name: _ordered(c for c in row if c != ALWAYS) for name, row in self._source_rows.items()}
-        members: dict[int, list[str]] = {}
+        slices = self._slices()
+        self._source_pieces: dict[str, list[Run]] = {}
+        signature: dict[int, list[Any]] = {}
         for name, row in rows.items():
+            parts = dict(zip(self._source_rows[name], slices[name], strict=True))
+            self._source_pieces[name] = _grouped(row, parts, row)
             for c in row:
-                members.setdefault(c, []).append(name)
+                signature.setdefault(c, []).append((name, parts[c]))
         joined = [_ordered(root(self._first_leaf(int(s))) for s in vector) for vector in concatenations]
         runs: list[Run] = []
         placed: set[int] = set()
         for name in sorted(rows, key=lambda n: -len(rows[n])):  # the widest row of a family sets the order
-            row = rows[name]
-            start = 0
-            while start < len(row):
-                stop = start + 1
-                while stop < len(row) and members[row[stop]] == members[row[start]]:
-                    stop += 1
-                if row[start] not in placed:
-                    classes = tuple(row[start:stop])
-                    around = next((j for j in joined if classes[0] in j), row)
-                    runs.append(Run(classes, around.index(classes[0])))
-                    placed.update(classes)
-                start = stop
+            row = [c for c in rows[name] if c not in placed]
+            if row:
+                around = next((j for j in joined if row[0] in j), rows[name])
+                runs += _grouped(row, {c: str(signature[c]) for c in row}, around)
+                placed.update(row)
         return tuple(sorted(runs, key=lambda run: run.classes[0]))
+
+    def _slices(self) -> dict[str, list[frozenset[int]]]:
+        """For each output of each weight, the values that hold only a part of the weight's outputs, this one too.
+
+        Channels that go different ways (halves of a split) are chosen apart, so that neither way is left empty."""
+        owners: dict[int, list[str]] = {}
+        for name, classes in self._source_classes.items():
+            for leaf in set(classes) - {ALWAYS}:
+                owners.setdefault(leaf, []).append(name)
+        parts: dict[str, dict[int, set[int]]] = {name: {} for name in self._source_classes}
+        for v, vector in enumerate(self._vectors):
+            slots = np.unique(vector)
+            leaves = set(slots[slots < self._leaf_count].tolist()) - {ALWAYS}
+            for slot in slots[slots >= self._leaf_count]:
+                leaves.update(self._meets[slot - self._leaf_count].tolist())
+            held: dict[str, set[int]] = {}
+            for leaf in leaves:
+                for name in owners.get(leaf, ()):
+                    held.setdefault(name, set()).add(leaf)
+            for name, some in held.items():
+                if len(some) < len(set(self._source_classes[name]) - {ALWAYS}):
+                    for leaf in some:
+                        parts[name].setdefault(leaf, set()).add(v)
+        return {
+            name: [frozenset(parts[name].get(leaf, ())) for leaf in classes]
+            for name, classes in self._source_classes.items()
+        }
 
     def _first_leaf(self, slot: int) -> int:
         return slot if slot < self._leaf_count else int(self._meets[slot - self._leaf_count][0])
@@ -484,6 +509,19 @@ def floor_of(scale: float, size: int) -> int:
 def _check_scale(scale: float) -> None:
     if not 0 < scale <= 1:
         raise BadInput(f"scale {scale} is not a share of the width: give more than 0 and at most 1.")
+
+
+def _grouped(row: list[int], key: Mapping[int, Any], around: list[int]) -> list[Run]:
+    """Runs of the row's classes that have the same key; offset in `around` where they stand side by side there."""
+    groups: dict[Any, list[int]] = {}
+    for c in row:
+        groups.setdefault(key[c], []).append(c)
+    runs = []
+    for classes in groups.values():
+        start = around.index(classes[0])
+        together = around[start : start + len(classes)] == classes
+        runs.append(Run(tuple(classes), start if together else 0))
+    return runs
 
 
 def _ordered(values: Iterable[int]) -> list[int]:

@@ -183,6 +183,14 @@ class Propagation:
             self.set_state(weight, dim, ids)
         return ids
 
+    def fixed_source(self, node: fx.Node, weight: Any) -> None:
+        """A layer whose outputs nobody can choose."""
+        if not self.is_state(weight):
+            raise Unsupported
+        name = str(weight.target)
+        self.sources.setdefault(name, Source(name, 0, (ALWAYS,) * self.shape_of(weight)[0]))
+        self.source_nodes[node] = name
+
     def set_state(self, state: Any, dim: int, ids: Ids) -> None:
         """A parameter or buffer has these ids along one of its dims."""
         if not self.is_state(state):

@@ -119,8 +119,13 @@ def transposed_convolution(p: Propagation, node: fx.Node) -> Tensor:
 def linear(p: Propagation, node: fx.Node) -> Tensor:
     x, weight, bias = node.args[0], node.args[1], argument(node, 2, "bias")
     last = len(p.shape_of(x)) - 1
-    if set(p.varying(p.labels(x))) - {last}:
-        raise Unsupported  # mixes another dim than the channels, e.g. tokens
+    elsewhere = set(p.varying(p.labels(x))) - {last}
+    if len(elsewhere) == 1 and last not in p.varying(p.labels(x)):
+        p.fixed_source(node, weight)  # mixes another dim than the channels, e.g. tokens, in each channel alike
+        (dim,) = elsewhere
+        return p.label(node, dim, p.along(x, dim))
+    if elsewhere:
+        raise Unsupported
     ids_in = p.along(x, last)
     out = p.source(node, weight, 0)
     p.set_state(weight, 1, ids_in)

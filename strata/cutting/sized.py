@@ -141,9 +141,14 @@ def static_of(graph: fx.Graph) -> dict[fx.Node, _Static]:
         dtype = tensors[0].dtype if tensors else None
         stack = node.meta.get("nn_module_stack")
         module = list(stack.values())[-1][0] if stack else ""
-        differentiable = bool(tensors) and tensors[0].requires_grad
+        differentiable = dtype is not None and dtype.is_floating_point and not _cuts_gradient(node)
         found[node] = _Static(sizes, dtype, is_list, module, differentiable)
     return found
+
+
+def _cuts_gradient(node: fx.Node) -> bool:
+    name = str(node.target)
+    return any(word in name for word in ("detach", "_like", "bernoulli", "sign.", "floor.", "ceil.", "round."))
 
 
 def _linear(size: Any) -> tuple[int, int]:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from strata.cutting import Cut
+from strata.cutting import ChannelGraph, Cut
 
 
 def block_mask(cut: Cut, name: str, shape: tuple[int, ...]) -> Tensor:
@@ -54,3 +54,36 @@ def norms_over_kept(model: nn.Module, cut: Cut) -> Iterator[None]:
 
     with mock.patch.object(functional, "layer_norm", layer_norm):
         yield
+
+
+def assert_equals_zeroed(model: nn.Module, graph: ChannelGraph, cut: Cut) -> None:
+    """Outputs in both modes, and all gradients, of the submodel and of the zeroed full model agree (float64)."""
+    generator = torch.Generator().manual_seed(1)
+    x = torch.randn(4, *graph.input_shape, generator=generator, dtype=torch.float64)
+    y = torch.tensor([3, 1, 0, 2])
+    sub = graph.submodel(cut, cut.extract(model.state_dict()))
+    full = zeroed(model, cut)
+    for training in (True, False):
+        sub.train(training)
+        full.train(training)
+        with norms_over_kept(full, cut):
+            wanted = full(x)
+        got = sub(x)
+        torch.testing.assert_close(got, wanted, rtol=1e-9, atol=1e-9)
+        if training:
+            functional.cross_entropy(wanted, y).backward()
+            functional.cross_entropy(got, y).backward()
+    gradients = {name: p.grad for name, p in full.named_parameters()}
+    for name, parameter in sub.named_parameters():
+        if name in cut.frozen:
+            assert parameter.grad is None and not parameter.requires_grad
+            continue
+        reference = gradients[name]
+        assert reference is not None and parameter.grad is not None, f"{name} is trained but gets no gradient"
+        torch.testing.assert_close(
+            parameter.grad,
+            cut.extract_one(name, reference),
+            rtol=1e-7,
+            atol=1e-9,
+            msg=lambda text, name=name: f"{name}: {text}",
+        )

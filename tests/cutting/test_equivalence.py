@@ -8,11 +8,11 @@ from functools import lru_cache
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn import functional
 
 from strata.cutting import ChannelGraph, Cut
-from tests.cutting.reference import block_mask, norms_over_kept, zeroed
+from tests.cutting.reference import assert_equals_zeroed, block_mask
 from tests.networks import NETWORKS
 
 DEEP = {"resnet44", "resnet56"}  # the same blocks as resnet20, only more of them
@@ -44,40 +44,12 @@ def built(name: str) -> tuple[nn.Module, ChannelGraph, tuple[int, ...]]:
     return model, ChannelGraph(model, shape), shape
 
 
-def batch(shape: tuple[int, ...]) -> tuple[Tensor, Tensor]:
-    generator = torch.Generator().manual_seed(1)
-    return torch.randn(4, *shape, generator=generator, dtype=torch.float64), torch.tensor([3, 1, 0, 7])
-
-
 @pytest.mark.parametrize("kind", CUTS)
 @pytest.mark.parametrize("name", SMALL)
 def test_submodel_equals_the_full_model_with_dropped_coordinates_zeroed(name: str, kind: str) -> None:
-    model, graph, shape = built(name)
+    model, graph, _ = built(name)
     cut = CUTS[kind](graph)
-    x, y = batch(shape)
-    sub = graph.submodel(cut, cut.extract(model.state_dict()))
-    full = zeroed(model, cut)
-    for training in (True, False):
-        sub.train(training)
-        full.train(training)
-        with norms_over_kept(full, cut):
-            wanted = full(x)
-        got = sub(x)
-        torch.testing.assert_close(got, wanted, rtol=1e-9, atol=1e-9)
-        if training:
-            functional.cross_entropy(wanted, y).backward()
-            functional.cross_entropy(got, y).backward()
-    gradients = {n: p.grad for n, p in full.named_parameters()}
-    for parameter_name, parameter in sub.named_parameters():
-        if parameter_name in cut.frozen:
-            assert parameter.grad is None and not parameter.requires_grad
-            continue
-        reference = gradients[parameter_name]
-        assert reference is not None
-        assert parameter.grad is not None, f"{parameter_name} is trained but gets no gradient"
-        torch.testing.assert_close(
-            parameter.grad, cut.extract_one(parameter_name, reference), rtol=1e-7, atol=1e-9, msg=parameter_name
-        )
+    assert_equals_zeroed(model, graph, cut)
 
 
 @pytest.mark.parametrize("name", SMALL)
