@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
+from strata.errors import BadInput
 from strata.methods.base import Task
 from strata.methods.heterofl import HeteroFL
 
@@ -16,6 +18,16 @@ from strata.methods.heterofl import HeteroFL
 @dataclass(frozen=True)
 class FjORD(HeteroFL):
     name = "fjord"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for (low, small), (high, large) in pairwise(self.prefixes.items()):
+            try:
+                small.within(large)
+            except BadInput as error:  # floors within a concatenation need not grow with the scale
+                raise BadInput(
+                    f"fjord needs nested levels, and in this network {low:g} is not part of {high:g}"
+                ) from error
 
     def assign(self, round: int, devices: Sequence[int]) -> list[Task]:
         return [self._task(round, device) for device in devices]

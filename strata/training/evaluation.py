@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from strata.cutting import ChannelGraph, Cut
 
 BN_MODES = ("re-estimated", "batch")
-UNIT_IMAGES = {"re-estimated": 250, "batch": 1024}
+UNIT_IMAGES = {"re-estimated": 125, "batch": 1024}
 
 
 @dataclass(frozen=True)

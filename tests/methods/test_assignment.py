@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections import Counter
 
 import pytest
+import torch
+from torch import Tensor, nn
 
+from strata.cutting import ChannelGraph
 from strata.errors import BadInput, Infeasible
 from strata.methods import FD, FedAvg, FedRolex, FjORD, HeteroFL, Levels, Small, create
 from tests.methods.tiny import tiny_graph
@@ -91,6 +94,26 @@ def test_fjord_switches_among_all_levels_up_to_its_own() -> None:
         (),  # one level: nothing to switch
     ]
     assert method.server_cut() == half
+
+
+def test_fjord_refuses_levels_that_are_not_nested() -> None:
+    """Of a concatenation of 24 + 12 channels the second part keeps floor(36 s) - floor(24 s), which may fall in s."""
+
+    class Concatenated(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = nn.Conv2d(3, 24, 1), nn.Conv2d(24, 12, 1)
+            self.classifier = nn.Linear(36, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            a = self.a(x)
+            return self.classifier(torch.cat([a, self.b(a)], 1).mean([2, 3]))
+
+    graph = ChannelGraph(Concatenated(), GRAPH.input_shape)
+    assert [graph.prefix(scale).shapes["b.weight"][0] for scale in (0.12, 0.125, 0.25)] == [2, 1, 3]
+    FjORD(graph, (0.125, 0.25))
+    with pytest.raises(BadInput, match="0.12 is not part of 0.125"):
+        FjORD(graph, (0.12, 0.125))
 
 
 def test_fedrolex_window_by_hand() -> None:
