@@ -39,12 +39,17 @@ class LocalTraining:
     std: tuple[float, ...] = ()
     transform: Transform | None = None  # replaces augmentation and normalisation in training
     preparation: Preparation | None = None  # replaces normalisation in evaluation
+    micro_batch: int | None = None  # samples at a time, gradients accumulated over the batch; batch norm sees only them
 
     def __post_init__(self) -> None:
         for name, least in (("batch_size", 1), ("epochs", 1)):
             value = getattr(self, name)
             if not isinstance(value, int) or value < least:
                 raise BadInput(f"{name} must be a whole number of at least {least}, not {value!r}")
+        if self.micro_batch is not None and not 1 <= self.micro_batch <= self.batch_size:
+            raise BadInput(
+                f"micro_batch must be within 1 and the batch size of {self.batch_size}, not {self.micro_batch}"
+            )
         for name in ("momentum", "weight_decay", "proximal"):
             value = getattr(self, name)
             if not value >= 0 or value == float("inf"):

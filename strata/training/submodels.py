@@ -7,6 +7,7 @@ import weakref
 from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import torch
@@ -17,11 +18,11 @@ from strata.cutting.rewrite import steps
 if TYPE_CHECKING:
     from strata.cutting import ChannelGraph, Cut
 
-KEPT = 32  # modules per graph; a plan has at most some dozens of steps, a fleet a few levels
-
+KEPT = 32  # modules per graph: the levels of a fleet and what is evaluated, with room to spare
+KEPT_BYTES = 256 * 2**20  # of their weights, in all; at least two modules stay
 STRUCTURES_KEPT = 1024  # random cuts come without end
 
-_structures: weakref.WeakKeyDictionary[ChannelGraph, OrderedDict[Cut, str]] = weakref.WeakKeyDictionary()
+_structures: weakref.WeakKeyDictionary[ChannelGraph, OrderedDict[str, str]] = weakref.WeakKeyDictionary()
 _cache: weakref.WeakKeyDictionary[ChannelGraph, OrderedDict[str, Warm]] = weakref.WeakKeyDictionary()
 
 
@@ -33,6 +34,10 @@ class Warm:
     channels_last: bool
     parameters: dict[str, nn.Parameter]
     state: dict[str, Tensor]  # parameters and buffers: the module's own tensors
+
+    @cached_property
+    def bytes(self) -> int:
+        return sum(tensor.nbytes for tensor in self.state.values())
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:
         with torch.no_grad():
@@ -51,20 +56,20 @@ def warm(graph: ChannelGraph, cut: Cut) -> Warm:
     key = structure(graph, cut)
     if key not in modules:
         modules[key] = _build(graph, cut)
-        if len(modules) > KEPT:
-            modules.popitem(last=False)
     modules.move_to_end(key)
+    while len(modules) > KEPT or (len(modules) > 2 and sum(kept.bytes for kept in modules.values()) > KEPT_BYTES):
+        modules.popitem(last=False)
     return modules[key]
 
 
 def structure(graph: ChannelGraph, cut: Cut) -> str:
     """Equal for cuts whose submodels differ in weights only: same shapes, frozen layers, calls and index constants."""
     known = _structures.setdefault(graph, OrderedDict())
-    if cut not in known:
-        known[cut] = _digest(graph, cut)
+    if cut.hash not in known:
+        known[cut.hash] = _digest(graph, cut)
         if len(known) > STRUCTURES_KEPT:
             known.popitem(last=False)
-    return known[cut]
+    return known[cut.hash]
 
 
 def _digest(graph: ChannelGraph, cut: Cut) -> str:

@@ -60,7 +60,14 @@ class Trainer:
         return loss
 
     def _backward(self, small: Warm, x: Tensor, y: Tensor) -> float:
+        if self.settings.micro_batch is None:
+            return self._backward_of(small, x, y, 1.0)
+        parts = zip(x.split(self.settings.micro_batch), y.split(self.settings.micro_batch), strict=True)
+        return sum(self._backward_of(small, part, labels, len(labels) / len(y)) for part, labels in parts)
+
+    def _backward_of(self, small: Warm, x: Tensor, y: Tensor, share: float) -> float:
         loss = self.settings.loss(small.module(small.arranged(x)), y)
+        loss = loss if share == 1 else loss * share
         loss.backward()
         return loss.item()
 

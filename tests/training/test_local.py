@@ -14,7 +14,7 @@ from strata.cutting import ChannelGraph
 from strata.errors import BadInput
 from strata.methods import FD, FedAvg, FjORD, HeteroFL, Small, Task
 from strata.seeds import generator
-from strata.training import LocalTraining, Update, train_device
+from strata.training import LocalTraining, Update, submodels, train_device
 from strata.training.submodels import warm
 from tests.methods.tiny import INPUT, same_bits, samples, tiny_graph, tiny_net, tiny_state, train
 from tests.networks import NETWORKS
@@ -75,6 +75,16 @@ def test_weight_decay_and_proximal_term_by_hand() -> None:
     near = train_two_layers(task, 2, settings)
     assert near.tensors["1.weight"].flatten().tolist() == pytest.approx([0.7 - 0.1 * 2.84, 1.5 - 0.1 * 4.7])
     assert near.loss == pytest.approx((13 + 9.23) / 2), "the loss reported is that of the data"
+
+
+def test_micro_batches_add_up_to_the_batch() -> None:
+    """No batch norm here, so accumulating over 3 + 3 + 1 samples is the batch of 7."""
+    whole, parts = (LocalTraining(**{**vars(BY_HAND), "batch_size": 7, "micro_batch": m}) for m in (None, 3))
+    (task,) = FedAvg(two_layers()).assign(0, [0])
+    a, b = (train_two_layers(task, 7, settings) for settings in (whole, parts))
+    for name in a.tensors:
+        torch.testing.assert_close(a.tensors[name], b.tensors[name])
+    assert a.loss == pytest.approx(b.loss) == pytest.approx(13)
 
 
 def test_fjord_keeps_momentum_across_mini_batches() -> None:
@@ -201,6 +211,14 @@ def test_tasks_of_one_structure_share_a_module() -> None:
     assert warm(GRAPH, GRAPH.slt(1, 2, 0.5)) is not warm(GRAPH, GRAPH.slt(0, 2, 0.5)), "other frozen layers"
 
 
+def test_warm_modules_are_bounded_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(submodels, "KEPT_BYTES", 0)
+    full, half = warm(GRAPH, GRAPH.full()), warm(GRAPH, GRAPH.prefix(0.5))
+    assert warm(GRAPH, GRAPH.full()) is full and warm(GRAPH, GRAPH.prefix(0.5)) is half
+    warm(GRAPH, GRAPH.prefix(0.25))
+    assert warm(GRAPH, GRAPH.prefix(0.5)) is half and warm(GRAPH, GRAPH.full()) is not full
+
+
 def test_update_does_not_alias_the_warm_module() -> None:
     method = Small(GRAPH, (0.5,))
     task = method.assign(0, [0])[0]
@@ -218,7 +236,7 @@ def test_bad_input() -> None:
         train_device(GRAPH, task, tiny_state(), images, labels, LocalTraining(), 0.1, seed=0)
     for wrong in (
         {"batch_size": 0}, {"epochs": 0}, {"momentum": 1.0}, {"momentum": -0.1}, {"weight_decay": -1.0},
-        {"proximal": float("nan")}, {"transform": ones},
+        {"proximal": float("nan")}, {"transform": ones}, {"micro_batch": 33}, {"micro_batch": 0},
     ):  # fmt: skip
         with pytest.raises(BadInput):
             LocalTraining(**wrong)  # type: ignore[arg-type]

@@ -32,6 +32,7 @@ def test_smaller_cut_smaller_batch_less_memory() -> None:
     full, half = peak(FedAvg(GRAPH)), peak(Small(GRAPH, (0.5,)))
     assert half < 0.6 * full
     assert peak(FedAvg(GRAPH), batch_size=16) < 0.6 * full
+    assert peak(FedAvg(GRAPH), micro_batch=16) < 0.6 * full
     parameters = 4 * sum(torch.Size(GRAPH.state_shapes[name]).numel() for name in GRAPH.parameter_names)
     assert peak(FedAvg(GRAPH), proximal=0.1) == full + parameters, "the received weights are kept beside the new ones"
 
