@@ -36,7 +36,7 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes. weights: parameters (and buffers); gradients: of trained parameters (and momentum); activations: the rest."""
+    """Bytes, split into parameters (`peak`: and buffers), their gradients (`peak`: and momentum), and all the rest."""
 
     total: int
     weights: int
@@ -45,9 +45,7 @@ class Memory:
     accounting: str
 
 
-def memory(
-    graph: ChannelGraph, cut: Cut, batch_size: int, accounting: str = "peak", momentum: bool = True
-) -> Memory:
+def memory(graph: ChannelGraph, cut: Cut, batch_size: int, accounting: str = "peak", momentum: bool = True) -> Memory:
     """What training `cut` takes by one of the two accountings of METHOD.md; `momentum` concerns `peak` only."""
     if accounting not in ACCOUNTINGS:
         raise BadInput(f"accounting is {accounting!r}; it must be one of {', '.join(ACCOUNTINGS)}.")

@@ -14,10 +14,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from math import prod
-from typing import Optional
 
 Shape = tuple[int, ...]
-Strides = Optional[tuple[int, ...]]
+Strides = tuple[int, ...] | None
+STANDING = 0  # the storage of all that is there all the time: already counted
 
 
 class Value:
@@ -43,7 +43,7 @@ class Value:
 
 # From the gradients of a node's outputs (None: undefined) to those of its inputs, allocating as it goes. A rule that
 # drops an incoming gradient early replaces it by None.
-Gradients = list[Optional[Value]]
+Gradients = list[Value | None]
 Backward = Callable[["Simulation", Gradients], Gradients]
 
 
@@ -64,8 +64,8 @@ class Simulation:
         self.live = self.peak = standing
         self.parameter_gradients = 0  # live bytes that are gradients of parameters...
         self.gradients_at_peak = 0  # ...and how many they were at the peak
-        self.sizes: list[int] = []
-        self.references: list[int] = []
+        self.sizes = [0]
+        self.references = [1]
         self.nodes: list[Node] = []
         self.viewed: set[int] = set()  # storages of which autograd knows a view
 
@@ -78,12 +78,6 @@ class Simulation:
         if self.live > self.peak:
             self.peak = self.live
             self.gradients_at_peak = self.parameter_gradients
-        return len(self.sizes) - 1
-
-    def standing(self) -> int:
-        """A storage that is there all the time and already counted."""
-        self.sizes.append(0)
-        self.references.append(1)
         return len(self.sizes) - 1
 
     def release(self, storage: int) -> None:

@@ -62,7 +62,7 @@ def flops(graph: ChannelGraph, cut: Cut) -> Flops:
         count = _COUNTS.get(op.target)
         if count is not None:
             inputs = [by_name[a.name] if isinstance(a, Ref) else None for a in op.args]
-            for field, value in count(op, *[x for x in inputs[:3]]).items():
+            for field, value in count(op, *inputs[:3]).items():
                 total[field] = total.get(field, 0) + value
     return Flops(
         **{

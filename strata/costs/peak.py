@@ -14,8 +14,8 @@ from typing import Any
 
 import torch
 
-from strata.costs.autograd import Gradients, Simulation, Value
-from strata.costs.rules import RULES, NoRule
+from strata.costs.autograd import STANDING, Gradients, Simulation, Value
+from strata.costs.rules import RULES, NoRule, itemsize
 from strata.cutting import Ref, SizedOp
 
 LABEL_BYTES = INDEX_BYTES = 8
@@ -35,7 +35,7 @@ def peak(ops: Sequence[SizedOp], state_bytes: int, trained_sizes: Sequence[int],
     trained = sum(trained_sizes)
     momenta = trained if momentum else 0
     batch = next(op for op in ops if op.kind == "input")
-    inputs = prod(batch.shape) * batch.dtype.itemsize + batch.shape[0] * LABEL_BYTES
+    inputs = prod(batch.shape) * itemsize(batch) + batch.shape[0] * LABEL_BYTES
     sim = Simulation(state_bytes + momenta + inputs)
     logits = _forward(sim, ops)
     sim.run_backward(_loss(sim, logits))
@@ -46,46 +46,53 @@ def peak(ops: Sequence[SizedOp], state_bytes: int, trained_sizes: Sequence[int],
 
 
 def _forward(sim: Simulation, ops: Sequence[SizedOp]) -> Value:
-    last = {name: index for index, op in enumerate(ops) for name in op.inputs}
     values: dict[str, Any] = {}
-    result: Value | None = None
+    gone_after = _last_uses(ops)
     for index, op in enumerate(ops):
-        kind = op.kind
-        if kind == "op" or kind == "cut":
+        if op.kind == "op" or op.kind == "cut":
             function = RULES.get(op.target)
             if function is not None:
-                values[op.name] = function(sim, op, *_resolve(op.args, values), **_resolve(op.kwargs, values))
-            elif op.shape is None or op.dtype is None:
+                arguments = [_resolve(argument, values) for argument in op.args]
+                keywords = {key: _resolve(argument, values) for key, argument in op.kwargs.items()}
+                values[op.name] = function(sim, op, *arguments, **keywords)
+            elif op.dtype is None:
                 values[op.name] = None  # arithmetic on sizes
             else:
                 raise NoRule(str(op.target))
-        elif kind == "output":
-            (name,) = op.inputs
-            result = values[name]
-            break
-        else:
-            value = Value(sim.standing(), op.shape, op.dtype.itemsize)
-            value.requires_grad = value.parameter = kind == "parameter" and op.requires_grad
-            values[op.name] = value
-        # a variable goes after the line of its last use; one that is never used, at once
-        for name in {*op.inputs, op.name}:
-            if last.get(name, index) == index:
+            for name in gone_after[index]:
                 gone = values.pop(name)
-                for value in gone if isinstance(gone, (list, tuple)) else (gone,):
+                for value in gone if isinstance(gone, list) else (gone,):
                     if value is not None:
                         sim.drop(value)
-    if result is None:
-        raise ValueError("the graph has no output")
-    return result
+        elif op.kind == "output":
+            logits: Value = values[op.inputs[0]]
+            return logits
+        else:
+            value = Value(STANDING, op.shape, itemsize(op))
+            value.requires_grad = value.parameter = op.kind == "parameter" and op.requires_grad
+            values[op.name] = value
+    raise ValueError("the graph has no output")
+
+
+def _last_uses(ops: Sequence[SizedOp]) -> list[list[str]]:
+    """Per line, the variables that go after it: those used for the last time, and a result that is never used."""
+    last = {op.name: index for index, op in enumerate(ops) if op.kind == "op" or op.kind == "cut"}
+    for index, op in enumerate(ops):
+        for name in op.inputs:
+            if name in last:
+                last[name] = index
+    gone: list[list[str]] = [[] for _ in ops]
+    for name, index in last.items():
+        gone[index].append(name)
+    return gone
 
 
 def _resolve(argument: Any, values: dict[str, Any]) -> Any:
-    if isinstance(argument, Ref):
+    kind = type(argument)
+    if kind is Ref:
         return values[argument.name]
-    if isinstance(argument, (tuple, list)):
+    if isinstance(argument, (list, tuple)):
         return [_resolve(item, values) for item in argument]
-    if isinstance(argument, dict):
-        return {key: _resolve(item, values) for key, item in argument.items()}
     return argument
 
 

@@ -20,9 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from strata.costs.measured import MOMENTUM, WEIGHT_DECAY, standing_tensors
 
 
-def trace(
-    module: nn.Module, input_shape: tuple[int, ...], batch_size: int, classes: int, momentum: bool = True
-) -> int:
+def trace(module: nn.Module, input_shape: tuple[int, ...], batch_size: int, classes: int, momentum: bool = True) -> int:
     """Highest live tensor bytes of a steady-state training step of `module`, which is left alone."""
     fake = FakeTensorMode(allow_non_fake_inputs=True)
     with FakeCopyMode(fake):
