@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,10 +14,11 @@ from torch import Tensor, fx, nn
 from strata.cutting.channels import ALWAYS, Ids
 from strata.cutting.cut import Cut, Kept
 from strata.cutting.export import Exported, check_model, export_model
-from strata.cutting.leaves import count_leaf_outputs, watch_leaf_modules
 from strata.cutting.layers import find_layers
+from strata.cutting.leaves import count_leaf_outputs, watch_leaf_modules
 from strata.cutting.propagation import Pinned, Propagation, concrete_size
 from strata.cutting.resize import Along
+from strata.cutting.rows import Rows, Run
 from strata.cutting.sized import SizedOp, sized_ops, static_of
 from strata.cutting.submodel import SubModel
 from strata.errors import BadInput
@@ -51,19 +51,6 @@ class Mode:
     output: fx.Node
     vectors: dict[fx.Node, Any]  # Vector | None, or a list of them for operations with several outputs
     requirements: dict[fx.Node, tuple[Requirement, ...]]
-
-
-@dataclass(frozen=True)
-class Run:
-    """Channels that are chosen together as one ordered row: the coupled outputs of one or more weights."""
-
-    classes: tuple[int, ...]  # slots of coupled classes, in order
-    offset: int  # channels before it in the concatenation that it is part of
-
-    def count(self, scale: float) -> int:
-        """floor(s * M); within a concatenation floored cumulatively, so that the whole has floor(s * total)."""
-        size = len(self.classes)
-        return max(1, floor_of(scale, self.offset + size) - floor_of(scale, self.offset))
 
 
 class ChannelGraph:
@@ -146,9 +133,9 @@ class ChannelGraph:
         wanted: dict[str, Iterable[int]] = {}
         for name, classes in self._source_classes.items():
             if self.layer_of[name] > k_trained:
-                row = self._source_rows[name]  # channels that meet each other (halves of a gate) count as one
+                row = self._rows.of_source[name]  # channels that meet each other (halves of a gate) count as one
                 chosen = {ALWAYS}
-                for piece in self._source_pieces[name]:
+                for piece in self._rows.pieces[name]:
                     chosen.update(piece.classes[: piece.count(scale)])
                 wanted[name] = [leaf for leaf, c in zip(classes, row, strict=True) if c in chosen]
         frozen = frozenset(name for name, k in self.layer_of.items() if k <= k_frozen)
@@ -169,7 +156,9 @@ class ChannelGraph:
             missing = [i for i, c in enumerate(classes) if c in chosen and i not in set(indices)]
             pinned = [i for i, c in enumerate(classes) if c == ALWAYS and i not in set(indices)]
             if missing or pinned:
-                raise BadInput(f"output {(missing or pinned)[0]} of {name} hangs together with those kept: keep it too.")
+                raise BadInput(
+                    f"output {(missing or pinned)[0]} of {name} hangs together with those kept: keep it too."
+                )
             wanted[name] = chosen
         return self._cut(self._choose(wanted), frozenset(frozen))
 
@@ -184,12 +173,11 @@ class ChannelGraph:
     @property
     def widths(self) -> tuple[int, ...]:
         """Distinct numbers of choosable outputs of the layers: a scale matters only through floor(s * M)."""
-        sizes = {len({c for c in row if c != ALWAYS}) for row in self._source_rows.values()}
-        return tuple(sorted(sizes - {0}))
+        return self._rows.widths
 
     @property
     def runs(self) -> tuple[Run, ...]:
-        return self._runs
+        return self._rows.runs
 
     # --- what runs ---------------------------------------------------------------------------------------------
 
@@ -247,14 +235,15 @@ class ChannelGraph:
         self._modes: dict[str, Mode] = {}
         self._state_vectors: dict[str, tuple[int | None, ...]] = {}
         for name, shape in propagation.state_shapes.items():
-            ids = propagation.state_ids.get(name, {})
+            along = propagation.state_ids.get(name, {})
             self._state_vectors[name] = tuple(
-                table.add(channels.canonical(ids[dim])) if dim in ids else None for dim in range(len(shape))
+                table.add(channels.canonical(along[dim])) if dim in along else None for dim in range(len(shape))
             )
         for mode, one in exported.items():
             self._modes[mode] = _compile_mode(one, propagation, table)
         sources = {
-            name: channels.canonical(np.array(source.ids, dtype=np.int64)) for name, source in propagation.sources.items()
+            name: channels.canonical(np.array(source.ids, dtype=np.int64))
+            for name, source in propagation.sources.items()
         }
         everything = [*table.vectors, *sources.values()]
         ids = sorted({int(i) for vector in everything for i in np.unique(vector)})
@@ -272,88 +261,21 @@ class ChannelGraph:
         concatenations = [
             found[1] for found in (propagation.vector(labels) for labels in propagation.concatenations) if found
         ]
-        self._runs = self._find_runs([np.array([slot[int(i)] for i in v]) for v in concatenations])
+        joined = [np.array([slot[int(i)] for i in vector]) for vector in concatenations]
+        self._rows = Rows(self._source_classes, self._leaf_count, self._meets, self._vectors, joined)
         self._tables: dict[Cut, KeptTable] = {}
         self._static: dict[str, dict[fx.Node, Any]] = {}
-
-    def _find_runs(self, concatenations: list[Ids]) -> tuple[Run, ...]:
-        """Couple leaves that meet anywhere (residual adds share one set), then group them into ordered rows."""
-        couple = list(range(self._leaf_count))
-
-        def root(i: int) -> int:
-            while couple[i] != i:
-                couple[i] = couple[couple[i]]
-                i = couple[i]
-            return i
-
-        for meet in self._meets:
-            for leaf in meet[1:]:
-                low, high = sorted((root(int(meet[0])), root(int(leaf))))
-                couple[high] = low
-        self._class_members: dict[int, list[int]] = {}
-        for leaf in range(self._leaf_count):
-            self._class_members.setdefault(root(leaf), []).append(leaf)
-        self._source_rows = {name: tuple(root(c) for c in own) for name, own in self._source_classes.items()}
-        rows = {name: _ordered(c for c in row if c != ALWAYS) for name, row in self._source_rows.items()}
-        slices = self._slices()
-        self._source_pieces: dict[str, list[Run]] = {}
-        signature: dict[int, list[Any]] = {}
-        for name, row in rows.items():
-            parts = dict(zip(self._source_rows[name], slices[name], strict=True))
-            self._source_pieces[name] = _grouped(row, parts, row)
-            for c in row:
-                signature.setdefault(c, []).append((name, parts[c]))
-        joined = [_ordered(root(self._first_leaf(int(s))) for s in vector) for vector in concatenations]
-        runs: list[Run] = []
-        placed: set[int] = set()
-        for name in sorted(rows, key=lambda n: -len(rows[n])):  # the widest row of a family sets the order
-            row = [c for c in rows[name] if c not in placed]
-            if row:
-                around = next((j for j in joined if row[0] in j), rows[name])
-                runs += _grouped(row, {c: str(signature[c]) for c in row}, around)
-                placed.update(row)
-        return tuple(sorted(runs, key=lambda run: run.classes[0]))
-
-    def _slices(self) -> dict[str, list[frozenset[int]]]:
-        """For each output of each weight, the values that hold only a part of the weight's outputs, this one too.
-
-        Channels that go different ways (halves of a split) are chosen apart, so that neither way is left empty."""
-        owners: dict[int, list[str]] = {}
-        for name, classes in self._source_classes.items():
-            for leaf in set(classes) - {ALWAYS}:
-                owners.setdefault(leaf, []).append(name)
-        parts: dict[str, dict[int, set[int]]] = {name: {} for name in self._source_classes}
-        for v, vector in enumerate(self._vectors):
-            slots = np.unique(vector)
-            leaves = set(slots[slots < self._leaf_count].tolist()) - {ALWAYS}
-            for slot in slots[slots >= self._leaf_count]:
-                leaves.update(self._meets[slot - self._leaf_count].tolist())
-            held: dict[str, set[int]] = {}
-            for leaf in leaves:
-                for name in owners.get(leaf, ()):
-                    held.setdefault(name, set()).add(leaf)
-            for name, some in held.items():
-                if len(some) < len(set(self._source_classes[name]) - {ALWAYS}):
-                    for leaf in some:
-                        parts[name].setdefault(leaf, set()).add(v)
-        return {
-            name: [frozenset(parts[name].get(leaf, ())) for leaf in classes]
-            for name, classes in self._source_classes.items()
-        }
-
-    def _first_leaf(self, slot: int) -> int:
-        return slot if slot < self._leaf_count else int(self._meets[slot - self._leaf_count][0])
 
     def _cut_runs(self, scale: float, pick: Any) -> Cut:
         _check_scale(scale)
         if scale == 1:
             return self.full()
         leaves = np.ones(self._leaf_count, dtype=bool)
-        for run in self._runs:
+        for run in self._rows.runs:
             chosen = set(pick(run, run.count(scale)))
             for c in run.classes:
                 if c not in chosen:
-                    leaves[self._class_members[c]] = False
+                    leaves[self._rows.members[c]] = False
         return self._cut(leaves, frozenset())
 
     def _choose(self, wanted: Mapping[str, Iterable[int]]) -> np.ndarray:
@@ -502,27 +424,6 @@ def _constants(exported: Iterable[Exported], model: nn.Module, state: set[str]) 
     return found
 
 
-def floor_of(scale: float, size: int) -> int:
-    return math.floor(scale * size + 1e-9)
-
-
 def _check_scale(scale: float) -> None:
     if not 0 < scale <= 1:
         raise BadInput(f"scale {scale} is not a share of the width: give more than 0 and at most 1.")
-
-
-def _grouped(row: list[int], key: Mapping[int, Any], around: list[int]) -> list[Run]:
-    """Runs of the row's classes that have the same key; offset in `around` where they stand side by side there."""
-    groups: dict[Any, list[int]] = {}
-    for c in row:
-        groups.setdefault(key[c], []).append(c)
-    runs = []
-    for classes in groups.values():
-        start = around.index(classes[0])
-        together = around[start : start + len(classes)] == classes
-        runs.append(Run(tuple(classes), start if together else 0))
-    return runs
-
-
-def _ordered(values: Iterable[int]) -> list[int]:
-    return list(dict.fromkeys(values))

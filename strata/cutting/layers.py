@@ -50,9 +50,7 @@ def _has_source_after(nodes: list[fx.Node], sources: dict[fx.Node, str]) -> dict
     return after
 
 
-def _latest_levels(
-    nodes: list[fx.Node], sources: dict[fx.Node, str], classifiers: set[fx.Node]
-) -> dict[fx.Node, int]:
+def _latest_levels(nodes: list[fx.Node], sources: dict[fx.Node, str], classifiers: set[fx.Node]) -> dict[fx.Node, int]:
     earliest: dict[fx.Node, int] = {}
     for node in nodes:
         before = max((earliest.get(x, 0) for x in node.all_input_nodes), default=0)
@@ -86,7 +84,9 @@ def _wanted_levels(
         level[node] = places[0]
     missing = set(range(1, len(wanted) + 1)) - set(level.values())
     if missing:
-        raise BadInput(f"given layer {min(missing)} ({', '.join(wanted[min(missing) - 1])}) holds no weight of the model.")
+        raise BadInput(
+            f"given layer {min(missing)} ({', '.join(wanted[min(missing) - 1])}) holds no weight of the model."
+        )
     reached: dict[fx.Node, int] = {}
     for node in nodes:
         before = max((reached.get(x, 0) for x in node.all_input_nodes), default=0)

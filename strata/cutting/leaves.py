@@ -53,7 +53,7 @@ def watch_leaf_modules(model: nn.Module) -> Iterator[LeafCalls]:
 def count_leaf_outputs(graph: fx.Graph, calls: LeafCalls) -> dict[fx.Node, int]:
     last_of_call: dict[str, fx.Node] = {}
     names: dict[str, str] = {}
-    inner = set()
+    inner: set[str] = set()
     for node in graph.nodes:
         stack = node.meta.get("nn_module_stack")
         if node.op == "call_function" and stack and isinstance(node.meta.get("val"), Tensor):

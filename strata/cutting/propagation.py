@@ -19,6 +19,7 @@ from strata.cutting.rules import RULES, Unsupported, family
 from strata.errors import BadInput
 
 LABEL_BATCH = 2
+WEIGHTED = {"linear", "embedding", *(f"conv{t}{d}d" for t in ("", "_transpose") for d in (1, 2, 3))}
 LARGEST_FOLLOWER = 1 << 20  # elements of a parameter that may be labelled one by one
 
 
@@ -105,7 +106,9 @@ class Propagation:
         for node in graph.nodes:
             if node.op != "get_attr" or len(node.users) < 2:
                 continue
-            users = [user for user in node.users if family(user) in ("linear", "conv1d", "conv2d", "conv3d", "embedding")]
+            users = [
+                user for user in node.users if family(user) in ("linear", "conv1d", "conv2d", "conv3d", "embedding")
+            ]
             if len(users) > 1:
                 raise BadInput(
                     f"weight {node.target} is used {len(users)} times in one forward pass; "
@@ -385,7 +388,7 @@ def concrete_size(size: Any, batch: int) -> int:
     if isinstance(size, int):
         return size
     expression = size.node.expr
-    return int(expression.subs({symbol: batch for symbol in expression.free_symbols}))
+    return int(expression.subs(dict.fromkeys(expression.free_symbols, batch)))
 
 
 def _expanded(shape: Sequence[int], dim: int | None, ids: Ids | None) -> Tensor:

@@ -7,9 +7,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch import fx
 
-from strata.cutting.rules import argument, family
+from strata.cutting.rules import FxNode, argument, family
 
 aten = torch.ops.aten
 
@@ -26,7 +25,7 @@ class Along(NamedTuple):
         return bool(self.mask.all())
 
     @property
-    def count(self) -> int:
+    def kept(self) -> int:
         return int(self.mask.sum())
 
     @property
@@ -40,10 +39,10 @@ class Call(NamedTuple):
     kwargs: dict[str, Any]
 
 
-Resize = Callable[[fx.Node, Along | None, Along | None], Call]
+Resize = Callable[[FxNode, Along | None, Along | None], Call]
 
 
-def resize(node: fx.Node, before: Along | None, after: Along | None) -> Call:
+def resize(node: FxNode, before: Along | None, after: Along | None) -> Call:
     """The node's call with sizes for what is kept of its first input (before, as cut for it) and output (after)."""
     name = family(node)
     if (before is None or before.whole) and (after is None or after.whole):
@@ -52,54 +51,54 @@ def resize(node: fx.Node, before: Along | None, after: Along | None) -> Call:
     return change(node, before, after) if change else Call(node.target, node.args, dict(node.kwargs))
 
 
-def _sizes(node: fx.Node, before: Along | None, after: Along | None) -> Call:
-    sizes: Any = list(node.args[1] if isinstance(node.args[1], (list, tuple)) else node.args[1:])
+def _sizes(node: FxNode, before: Along | None, after: Along | None) -> Call:
+    sizes = list(node.args[1] if isinstance(node.args[1], (list, tuple)) else node.args[1:])
     if after is not None and not after.whole:
         at = after.dim if family(node) != "unflatten" else None
         if at is not None and not (isinstance(sizes[at], int) and sizes[at] == -1):
-            sizes[at] = -1 if after.batched else after.count
+            sizes[at] = -1 if after.batched else after.kept
     return Call(node.target, (node.args[0], sizes), dict(node.kwargs))
 
 
-def _unflatten(node: fx.Node, before: Along | None, after: Along | None) -> Call:
-    dim, sizes = node.args[1], list(node.args[2])  # type: ignore[arg-type, call-overload]
+def _unflatten(node: FxNode, before: Along | None, after: Along | None) -> Call:
+    dim, sizes = node.args[1], list(node.args[2])
     if after is not None and not after.whole:
         rank = len(node.meta["val"].shape)
         first = dim % (rank - len(sizes) + 1)
         if 0 <= after.dim - first < len(sizes) and sizes[after.dim - first] != -1:
-            sizes[after.dim - first] = after.count
+            sizes[after.dim - first] = after.kept
     return Call(node.target, (node.args[0], dim, sizes), dict(node.kwargs))
 
 
-def _groups_of_convolution(node: fx.Node, before: Along | None, after: Along | None) -> Call:
+def _groups_of_convolution(node: FxNode, before: Along | None, after: Along | None) -> Call:
     position = 8 if family(node) == "convolution" else 6
     groups = argument(node, position, "groups", 1)
     if groups == 1 or before is None:
         return Call(node.target, node.args, dict(node.kwargs))
-    kept = groups * before.count // len(before.mask)
+    kept = groups * before.kept // len(before.mask)
     if position < len(node.args):
         return Call(node.target, (*node.args[:position], kept, *node.args[position + 1 :]), dict(node.kwargs))
     return Call(node.target, node.args, {**node.kwargs, "groups": kept})
 
 
-def _groups_of_norm(node: fx.Node, before: Along | None, after: Along | None) -> Call:
+def _groups_of_norm(node: FxNode, before: Along | None, after: Along | None) -> Call:
     assert before is not None
-    groups: Any = node.args[1]
-    kept = groups * before.count // len(before.mask)
+    groups = node.args[1]
+    kept = groups * before.kept // len(before.mask)
     return Call(node.target, (node.args[0], kept, *node.args[2:]), dict(node.kwargs))
 
 
-def _normalised_shape(node: fx.Node, before: Along | None, after: Along | None) -> Call:
+def _normalised_shape(node: FxNode, before: Along | None, after: Along | None) -> Call:
     assert before is not None
-    shape: Any = node.args[1]
+    shape = node.args[1]
     sizes = list(shape)
     first = len(node.meta["val"].shape) - len(sizes)
     if before.dim >= first:
-        sizes[before.dim - first] = before.count
+        sizes[before.dim - first] = before.kept
     return Call(node.target, (node.args[0], sizes, *node.args[2:]), dict(node.kwargs))
 
 
-def _slice(node: fx.Node, before: Along | None, after: Along | None) -> Call:
+def _slice(node: FxNode, before: Along | None, after: Along | None) -> Call:
     dim = argument(node, 1, "dim", 0) % len(node.meta["val"].shape)
     if before is None or before.dim != dim:
         return Call(node.target, node.args, dict(node.kwargs))
@@ -120,9 +119,9 @@ def take(value: Any, dim: int, positions: np.ndarray) -> Call:
     return Call("index_select", (value, dim, tuple(positions.tolist())), {})
 
 
-def _select(node: fx.Node, before: Along | None, after: Along | None) -> Call:
-    dim: Any = node.args[1]
-    index: Any = node.args[2]
+def _select(node: FxNode, before: Along | None, after: Along | None) -> Call:
+    dim = node.args[1]
+    index = node.args[2]
     rank = len(node.meta["val"].shape) + 1
     if before is None or before.dim != dim % rank:
         return Call(node.target, node.args, dict(node.kwargs))
@@ -130,13 +129,13 @@ def _select(node: fx.Node, before: Along | None, after: Along | None) -> Call:
     return Call(node.target, (node.args[0], dim, position), dict(node.kwargs))
 
 
-def _split(node: fx.Node, before: Along | None, after: Along | None) -> Call:
+def _split(node: FxNode, before: Along | None, after: Along | None) -> Call:
     name = family(node)
     rank = len(node.meta["val"][0].shape)
     dim = argument(node, 2, "dim", 0) % rank
     if before is None or before.dim != dim:
         return Call(node.target, node.args, dict(node.kwargs))
-    wanted: Any = node.args[1]
+    wanted = node.args[1]
     size = len(before.mask)
     if name.endswith("chunk"):
         wanted = -(-size // wanted)

@@ -16,7 +16,8 @@ from torch import Tensor, fx
 if TYPE_CHECKING:
     from strata.cutting.propagation import Propagation
 
-Rule = Callable[["Propagation", fx.Node], Any]
+FxNode = Any  # an fx.Node; fx types its arguments as a union of everything, which no rule could use
+Rule = Callable[["Propagation", FxNode], Any]
 RULES: dict[str, Rule] = {}
 
 
@@ -33,7 +34,7 @@ class Unsupported(Exception):
     """This use of the operation is outside its rule: treat it as unknown."""
 
 
-def family(node: fx.Node) -> str:
+def family(node: FxNode) -> str:
     """'conv2d' of aten.conv2d.default; '<operator>' names for Python's own operators."""
     target = node.target
     if isinstance(target, torch._ops.OpOverload):
@@ -42,7 +43,7 @@ def family(node: fx.Node) -> str:
     return getattr(target, "__name__", str(target))
 
 
-def argument(node: fx.Node, position: int, name: str, default: Any = None) -> Any:
+def argument(node: FxNode, position: int, name: str, default: Any = None) -> Any:
     return node.args[position] if position < len(node.args) else node.kwargs.get(name, default)
 
 
@@ -50,7 +51,8 @@ def argument(node: fx.Node, position: int, name: str, default: Any = None) -> An
 ELEMENTWISE = """
     relu relu6 leaky_relu elu selu celu gelu silu mish hardswish hardsigmoid hardtanh sigmoid tanh softplus softsign
     log_sigmoid threshold hardshrink softshrink prelu_scalar softmax _softmax log_softmax _log_softmax
-    add sub mul div rsub pow exp expm1 log log1p log2 sqrt rsqrt square neg abs sign reciprocal sin cos erf clamp clamp_min clamp_max
+    add sub mul div rsub pow exp expm1 log log1p log2 sqrt rsqrt square neg abs sign reciprocal sin cos erf
+    clamp clamp_min clamp_max
     maximum minimum where lerp addcmul addcdiv fmod remainder floor ceil round trunc floor_divide
     dropout feature_dropout alpha_dropout native_dropout bernoulli
     clone contiguous detach detach_ alias to _to_copy type_as float double half bfloat16 lift_fresh_copy
@@ -60,11 +62,11 @@ ELEMENTWISE = """
 
 
 @rule(*ELEMENTWISE, *(f"{name}_" for name in ELEMENTWISE))
-def elementwise(p: Propagation, node: fx.Node) -> Tensor:
+def elementwise(p: Propagation, node: FxNode) -> Tensor:
     return p.join(node, p.tensor_inputs(node), tie=_mutates_a_shared_value(node))
 
 
-def _mutates_a_shared_value(node: fx.Node) -> bool:
+def _mutates_a_shared_value(node: FxNode) -> bool:
     """An in-place operation on a value that is read again later must not work on a cut copy of it."""
     target = node.target
     if not isinstance(target, torch._ops.OpOverload) or not target._schema.is_mutable:
@@ -74,7 +76,7 @@ def _mutates_a_shared_value(node: fx.Node) -> bool:
 
 
 @rule("conv1d", "conv2d", "conv3d", "convolution")
-def convolution(p: Propagation, node: fx.Node) -> Tensor:
+def convolution(p: Propagation, node: FxNode) -> Tensor:
     name = family(node)
     if name == "convolution" and node.args[6]:
         raise Unsupported
@@ -102,7 +104,7 @@ def convolution(p: Propagation, node: fx.Node) -> Tensor:
 
 
 @rule("conv_transpose1d", "conv_transpose2d", "conv_transpose3d")
-def transposed_convolution(p: Propagation, node: fx.Node) -> Tensor:
+def transposed_convolution(p: Propagation, node: FxNode) -> Tensor:
     if argument(node, 6, "groups", 1) != 1:
         raise Unsupported
     x, weight, bias = node.args[0], node.args[1], argument(node, 2, "bias")
@@ -116,7 +118,7 @@ def transposed_convolution(p: Propagation, node: fx.Node) -> Tensor:
 
 
 @rule("linear")
-def linear(p: Propagation, node: fx.Node) -> Tensor:
+def linear(p: Propagation, node: FxNode) -> Tensor:
     x, weight, bias = node.args[0], node.args[1], argument(node, 2, "bias")
     last = len(p.shape_of(x)) - 1
     elsewhere = set(p.varying(p.labels(x))) - {last}
@@ -136,14 +138,14 @@ def linear(p: Propagation, node: fx.Node) -> Tensor:
 
 
 @rule("embedding")
-def embedding(p: Propagation, node: fx.Node) -> Tensor:
+def embedding(p: Propagation, node: FxNode) -> Tensor:
     weight, index = node.args[0], node.args[1]
     p.pin(index)
     return p.label(node, len(p.shape_of(index)), p.source(node, weight, 1))
 
 
 @rule("batch_norm", "instance_norm")
-def batch_norm(p: Propagation, node: fx.Node) -> Tensor:
+def batch_norm(p: Propagation, node: FxNode) -> Tensor:
     ids = p.along(node.args[0], 1)
     p.require(node, node.args[0], 1, ids)
     for state in node.args[1:5]:
@@ -153,7 +155,7 @@ def batch_norm(p: Propagation, node: fx.Node) -> Tensor:
 
 
 @rule("layer_norm", "rms_norm")
-def layer_norm(p: Propagation, node: fx.Node) -> Tensor:
+def layer_norm(p: Propagation, node: FxNode) -> Tensor:
     x, normalised = node.args[0], node.args[1]
     labels = p.labels(x)
     first = labels.dim() - len(normalised)
@@ -165,7 +167,7 @@ def layer_norm(p: Propagation, node: fx.Node) -> Tensor:
 
 
 @rule("group_norm")
-def group_norm(p: Propagation, node: fx.Node) -> Tensor:
+def group_norm(p: Propagation, node: FxNode) -> Tensor:
     x, groups = node.args[0], node.args[1]
     ids = p.along(x, 1)
     tied = p.repeat(p.tie_groups(ids, groups), len(ids) // groups)
@@ -177,7 +179,7 @@ def group_norm(p: Propagation, node: fx.Node) -> Tensor:
 
 
 @rule("prelu")
-def prelu(p: Propagation, node: fx.Node) -> Tensor:
+def prelu(p: Propagation, node: FxNode) -> Tensor:
     x, slope = node.args[0], node.args[1]
     if p.shape_of(slope)[0] > 1:
         p.set_state(slope, 0, p.along(x, 1))
@@ -194,7 +196,7 @@ SPATIAL = """
 
 
 @rule(*SPATIAL)
-def spatial(p: Propagation, node: fx.Node) -> Any:
+def spatial(p: Propagation, node: FxNode) -> Any:
     x = node.args[0]
     if len(p.shape_of(x)) < 3 or set(p.varying(p.labels(x))) - {1}:
         raise Unsupported
@@ -202,12 +204,12 @@ def spatial(p: Propagation, node: fx.Node) -> Any:
 
 
 @rule("constant_pad_nd", "pad")
-def constant_pad(p: Propagation, node: fx.Node) -> Tensor:
+def constant_pad(p: Propagation, node: FxNode) -> Tensor:
     if family(node) == "pad" and argument(node, 2, "mode", "constant") != "constant":
         return spatial(p, node)
     labels = p.labels(node.args[0])
     varying = p.varying(labels)
-    pad: Any = node.args[1]
+    pad = node.args[1]
     amounts = [(0, 0)] * labels.dim()
     for i in range(len(pad) // 2):
         amounts[labels.dim() - 1 - i] = (pad[2 * i], pad[2 * i + 1])
@@ -230,8 +232,8 @@ MOVEMENT = """
 
 
 @rule(*MOVEMENT)
-def movement(p: Propagation, node: fx.Node) -> Any:
-    x: Any = node.args[0]
+def movement(p: Propagation, node: FxNode) -> Any:
+    x = node.args[0]
     name = family(node)
     if name == "unbind" and argument(node, 1, "dim", 0) % len(p.shape_of(x)) in p.varying(p.labels(x)):
         # Whoever takes one element out needs it to be there; q, k, v stacked in one dim are tied instead.
@@ -240,9 +242,8 @@ def movement(p: Propagation, node: fx.Node) -> Any:
 
 
 @rule("select")
-def select(p: Propagation, node: fx.Node) -> Tensor:
-    x: Any = node.args[0]
-    dim: Any = node.args[1]
+def select(p: Propagation, node: FxNode) -> Tensor:
+    x, dim = node.args[0], node.args[1]
     dim %= len(p.shape_of(x))
     if dim in p.varying(p.labels(x)):
         p.tie_across(x, dim)
@@ -250,8 +251,8 @@ def select(p: Propagation, node: fx.Node) -> Tensor:
 
 
 @rule("cat", "concat", "concatenate")
-def cat(p: Propagation, node: fx.Node) -> Tensor:
-    inputs: Any = node.args[0]
+def cat(p: Propagation, node: FxNode) -> Tensor:
+    inputs = node.args[0]
     labels = [p.labels(x) for x in inputs]
     dim = argument(node, 1, "dim", 0) % labels[0].dim()
     others = {d for one in labels for d in p.varying(one)} - {dim}
@@ -272,18 +273,20 @@ def cat(p: Propagation, node: fx.Node) -> Tensor:
 
 
 @rule("stack")
-def stack(p: Propagation, node: fx.Node) -> Tensor:
-    inputs: Any = node.args[0]
+def stack(p: Propagation, node: FxNode) -> Tensor:
+    inputs = node.args[0]
     dim = argument(node, 1, "dim", 0) % (p.labels(inputs[0]).dim() + 1)
     joined = p.join(node, list(inputs), shape=p.shape_of(inputs[0]))
     return joined.unsqueeze(dim).expand(p.shape_of(node))
 
 
-REDUCTIONS = "mean sum amax amin max min var std logsumexp norm linalg_vector_norm prod var_mean std_mean all any".split()
+REDUCTIONS = (
+    "mean sum amax amin max min var std logsumexp norm linalg_vector_norm prod var_mean std_mean all any".split()
+)
 
 
 @rule(*REDUCTIONS)
-def reduction(p: Propagation, node: fx.Node) -> Any:
+def reduction(p: Propagation, node: FxNode) -> Any:
     x = node.args[0]
     if isinstance(argument(node, 1, "dim"), fx.Node):
         return elementwise(p, node)  # max(a, b)
@@ -305,7 +308,7 @@ def reduction(p: Propagation, node: fx.Node) -> Any:
 
 
 @rule("scaled_dot_product_attention")
-def attention(p: Propagation, node: fx.Node) -> Tensor:
+def attention(p: Propagation, node: FxNode) -> Tensor:
     """Cut by whole heads: dim -3 of q, k and v."""
     q, k, v = node.args[:3]
     mask = argument(node, 3, "attn_mask")
@@ -325,7 +328,7 @@ def attention(p: Propagation, node: fx.Node) -> Tensor:
 
 
 @rule("matmul", "bmm")
-def matmul(p: Propagation, node: fx.Node) -> Tensor:
+def matmul(p: Propagation, node: FxNode) -> Tensor:
     a, b = node.args[0], node.args[1]
     if p.is_state(a) or p.is_state(b):
         raise Unsupported
@@ -357,5 +360,5 @@ def matmul(p: Propagation, node: fx.Node) -> Tensor:
 
 @rule("zeros", "ones", "full", "arange", "empty", "rand", "randn", "eye", "linspace", "scalar_tensor", "new_zeros",
       "new_ones", "new_full", "new_empty", "_assert_async")  # fmt: skip
-def creation(p: Propagation, node: fx.Node) -> Tensor:
+def creation(p: Propagation, node: FxNode) -> Tensor:
     return p.label(node, None, None)

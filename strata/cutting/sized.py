@@ -83,12 +83,12 @@ def sized_ops(graph: ChannelGraph, cut: Cut, table: KeptTable, batch: int, mode_
         for position, input_cut in enumerate(step.cuts):
             name = f"{node.name}_cut_{position}"
             before = renamed.get(input_cut.input, input_cut.input.name)
-            shape = list(shapes.get(before) or _shape_of(mode, table, static, input_cut.input, batch)[0])
-            shape[input_cut.dim] = len(input_cut.positions)
+            sizes = list(shapes.get(before) or _shape_of(mode, table, static, input_cut.input, batch)[0])
+            sizes[input_cut.dim] = len(input_cut.positions)
             call = _real(input_cut.call(Ref(before)))
             dtype = static[input_cut.input].dtype
-            add(SizedOp(name, "cut", call.target, (before,), call.args, {}, tuple(shape), dtype, needs_grad[before]))
-            shapes[name] = tuple(shape)
+            add(SizedOp(name, "cut", call.target, (before,), call.args, {}, tuple(sizes), dtype, needs_grad[before]))
+            shapes[name] = tuple(sizes)
             renamed[input_cut.input] = name
         call = _real(step.call)
         inputs = tuple(renamed.get(x, x.name) for x in node.all_input_nodes)
@@ -98,8 +98,17 @@ def sized_ops(graph: ChannelGraph, cut: Cut, table: KeptTable, batch: int, mode_
         shape_field: Any = None if one.dtype is None else (outputs if one.is_list else outputs[0])
         add(
             SizedOp(
-                node.name, "op", call.target, inputs, args, kwargs, shape_field, one.dtype, requires_grad,
-                module=one.module, leaf_outputs=leaf_outputs.get(node, 0),
+                node.name,
+                "op",
+                call.target,
+                inputs,
+                args,
+                kwargs,
+                shape_field,
+                one.dtype,
+                requires_grad,
+                module=one.module,
+                leaf_outputs=leaf_outputs.get(node, 0),
             )  # fmt: skip
         )
     output = mode.output.name
@@ -114,9 +123,7 @@ def _real(call: Call) -> Call:
     return call
 
 
-def _shape_of(
-    mode: Mode, table: KeptTable, static: dict[fx.Node, _Static], node: fx.Node, batch: int
-) -> list[Shape]:
+def _shape_of(mode: Mode, table: KeptTable, static: dict[fx.Node, _Static], node: fx.Node, batch: int) -> list[Shape]:
     vectors = mode.vectors.get(node)
     outputs = []
     for position, sizes in enumerate(static[node].sizes):

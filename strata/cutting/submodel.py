@@ -64,7 +64,7 @@ class SubModel(nn.Module):
             elif node.op == "get_attr":
                 made[node] = new.get_attr(str(node.target))
         for step in steps(mode, table):
-            replaced = {}
+            replaced: dict[fx.Node, fx.Node] = {}
             for cut in step.cuts:
                 source = replaced.get(cut.input, made[cut.input])
                 replaced[cut.input] = emit(cut.call(source), {})

@@ -1,0 +1,54 @@
+"""Parameter counts and layer counts of the paper's networks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import nn
+
+from strata.cutting import ChannelGraph, Cut
+from strata.models import densenet40, resnet20, resnet44, resnet56
+from tests.golden import golden
+
+COUNTS = [
+    (resnet20, 10, 32, 294_874, 19),
+    (resnet44, 200, 64, 886_168, 43),
+    (resnet56, 1000, 64, 1_900_600, 55),
+    (densenet40, 100, 32, 188_092, 39),
+]
+
+
+@pytest.mark.parametrize(("make", "classes", "size", "parameters", "depth"), COUNTS)
+def test_counts(make: Callable[..., nn.Module], classes: int, size: int, parameters: int, depth: int) -> None:
+    model = make(num_classes=classes, image_size=size)
+    assert sum(p.numel() for p in model.parameters()) == parameters
+    assert model(torch.zeros(2, 3, size, size)).shape == (2, classes)
+    assert ChannelGraph(model, (3, size, size)).depth == depth
+
+
+def count(cut: Cut, names: tuple[str, ...]) -> int:
+    return sum(torch.Size(cut.shapes[name]).numel() for name in names)
+
+
+@pytest.mark.parametrize("name", ["ResNet20", "ResNet44", "DenseNet40"])
+def test_trained_and_whole_submodel_parameters_of_every_step(name: str) -> None:
+    """Which parameters belong to which layer, and how wide each layer is: the published scales, counted."""
+    make, classes, size = {
+        "ResNet20": (resnet20, 10, 32),
+        "ResNet44": (resnet44, 200, 64),
+        "DenseNet40": (densenet40, 100, 32),
+    }[name]
+    graph = ChannelGraph(make(num_classes=classes, image_size=size), (3, size, size))
+    for key, row in golden()["schedules"].items():
+        if not key.startswith(name):
+            continue
+        scales = golden()["configs"][key]["s_json"]
+        steps = [graph.slt(n, n + 1, scale) for n, scale in enumerate(scales)]
+        assert [count(c, c.trained) for c in [graph.slt(0, 0, scales[0]), *steps]] == row["trained_params"]
+        assert [count(c, graph.parameter_names) for c in steps] == row["submodel_params"]
+    for key, row in golden()["cost"].items():
+        if key.startswith(name) and key.endswith("small_FD_FedRolex"):
+            cut = graph.prefix(float(key.split("@")[1].split("|")[0]))
+            assert count(cut, graph.parameter_names) == row["params"]
