@@ -140,6 +140,8 @@ def show(plan: Plan, runtime: int) -> None:
     from rich.console import Console
 
     console = Console(highlight=False)
+    if not console.is_terminal:  # a file or a pipe has no width of its own
+        console.width = 100
     console.print(plan)
     for pinned in plan.graph.pinned:
         console.print(f"Kept at full width, for want of a rule: {pinned}", markup=False)

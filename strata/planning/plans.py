@@ -11,6 +11,8 @@ from strata.errors import BadInput
 from strata.planning.schedules import DEFAULT_PATIENCE
 
 if TYPE_CHECKING:
+    from rich.console import Console, ConsoleOptions, RenderResult
+
     from strata.cutting import ChannelGraph, Cut
 
 
@@ -125,10 +127,10 @@ class Plan:
 
         return render(self)
 
-    def __rich__(self) -> Any:
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         from strata.planning.table import renderable
 
-        return renderable(self)
+        yield renderable(self, options.max_width)
 
 
 def request_json(

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from strata.planning.plans import Plan, Step
 
 BAR = 10  # characters for a full budget
-WIDTH = 100  # of str(plan)
+WIDTH = 100  # of str(plan), and of the table with all its columns; narrower ones do without bar and upload
 
 
 def render(plan: Plan) -> str:
@@ -26,8 +26,8 @@ def render(plan: Plan) -> str:
     return out.getvalue().rstrip("\n")
 
 
-def renderable(plan: Plan) -> RenderableType:
-    return Group(_heading(plan), _steps(plan), *_notes(plan))
+def renderable(plan: Plan, width: int = WIDTH) -> RenderableType:
+    return Group(_heading(plan), _steps(plan, wide=width >= WIDTH), *_notes(plan))
 
 
 def _heading(plan: Plan) -> Text:
@@ -40,37 +40,27 @@ def _heading(plan: Plan) -> Text:
     )
 
 
-def _steps(plan: Plan) -> Table:
+def _steps(plan: Plan, wide: bool) -> Table:
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for name in (
-        "step",
-        "rounds",
-        "frozen",
-        "in full",
-        "head",
-        "memory",
-        "of the budget",
-        "trained",
-        "upload",
-        "MFLOP",
-    ):
-        table.add_column(name, justify="left" if name == "of the budget" else "right", no_wrap=True)
+    for name in ("step", "rounds", "frozen", "in full", "head", "memory", "of budget", "trained", "upload", "MFLOP"):
+        if wide or name != "upload":
+            table.add_column(name, justify="left" if wide and name == "of budget" else "right", no_wrap=True)
     start = 0
     for step in plan.steps:
-        skipped = step.step in plan.skipped
-        table.add_row(
+        share = step.memory_bytes / plan.budget_bytes
+        cells = (
             str(step.step),
             _rounds(start, step),
             _layers(1, step.k_frozen),
             _layers(step.k_frozen + 1, step.k_trained),
             "none" if step.k_trained == plan.graph.depth else f"{step.scale:.3f}",
             show_bytes(step.memory_bytes),
-            _bar(step.memory_bytes / plan.budget_bytes),
+            _bar(share) if wide else f"{share:.0%}",
             f"{step.trained_parameters:,}",
-            show_bytes(step.upload_bytes),
+            *([show_bytes(step.upload_bytes)] if wide else []),
             f"{step.train_flops_per_sample / 1e6:,.1f}",
-            style="dim" if skipped else None,
         )
+        table.add_row(*cells, style="dim" if step.step in plan.skipped else None)
         start = step.until_round or 0
     return table
 
@@ -101,7 +91,9 @@ def _notes(plan: Plan) -> list[Text]:
             f"Step 0 pre-trains the thin model; from step {plan.steps[-1].step} on, the rest trains at full width."
         )
     activations = sum(step.activations_bytes for step in plan.steps) / sum(step.memory_bytes for step in plan.steps)
-    notes.append(f"Activations are {activations:.0%} of the memory; the rest is weights and gradients.")
+    notes.append(
+        f"Activations are {activations:.0%} of the memory; the rest is weights and gradients. MFLOP: to train a sample."
+    )
     if plan.schedule == "early-stopping":
         notes.append(f"The next step begins after {plan.patience} rounds without better accuracy (early-stopping).")
     if plan.skipped:

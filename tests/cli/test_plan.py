@@ -57,7 +57,7 @@ def test_the_command_of_the_issue_gives_the_golden_plan() -> None:
 
 
 def test_table_for_people_with_a_model_never_seen(nets: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    code, out, _ = run(capsys, "--model", "strata_cli_nets:make", "--input", "3x32x32", "--budget", "5MiB")
+    code, out, _ = run(capsys, "--model", "strata_cli_nets:make", "--input", "3x32x32", "--budget", "4.6MiB")
     assert code == 0
     assert "strata_cli_nets:make: 10 classes, input 3x32x32, batch 32" in out
     assert "peak accounting" in out and "A whole device needs" in out
@@ -65,10 +65,10 @@ def test_table_for_people_with_a_model_never_seen(nets: Path, capsys: pytest.Cap
 
 def test_levels_by_comma_and_by_repetition(nets: Path, capsys: pytest.CaptureFixture[str]) -> None:
     common = ("--model", "strata_cli_nets:make", "--accounting", "paper", "--json")
-    _, comma, _ = run(capsys, *common, "--constraint", "0.5,0.75,1")
-    _, repeated, _ = run(capsys, *common, "--constraint", "0.5", "--constraint", "0.75", "--constraint", "1")
+    _, comma, _ = run(capsys, *common, "--constraint", "0.75,0.9,1")
+    _, repeated, _ = run(capsys, *common, "--constraint", "0.75", "--constraint", "0.9", "--constraint", "1")
     assert comma == repeated
-    assert [level["constraint"] for level in json.loads(comma)["levels"]] == [0.5, 0.75, 1.0]
+    assert [level["constraint"] for level in json.loads(comma)["levels"]] == [0.75, 0.9, 1.0]
 
 
 def test_classes_reach_the_callable(nets: Path, capsys: pytest.CaptureFixture[str]) -> None:
