@@ -37,7 +37,8 @@ class RunFolder:
             raise BadInput(f"there is no run to resume in {path}")
         if path.exists() and not path.is_dir():
             raise BadInput(f"{path} is not a folder: choose another place for the run")
-        if not resume and path.is_dir() and any(child.name != ".lock" for child in path.iterdir()):
+        leftovers = {".lock", "config.json.tmp"}  # of a run that was killed as it began
+        if not resume and path.is_dir() and any(child.name not in leftovers for child in path.iterdir()):
             raise BadInput(f"{path} is not empty and holds no run: choose a new or empty folder")
         with said_plainly(path):
             path.mkdir(parents=True, exist_ok=True)

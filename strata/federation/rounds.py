@@ -90,17 +90,15 @@ def play(
     """The state after the next round, and its costs. `flops`: per training sample of a task."""
     round, tally = state.round, Tally()
     for attempt in range(ATTEMPTS):
-        before = dict(tally.dropped)
         mean, cuts = _attempt(state, method, settings, engine, flops, log, attempt, tally)
         if mean.updates >= settings.quorum:
             break
-        failed = [device for device in tally.dropped if device not in before]
+        reasons = Counter(tally.dropped[device] for device in cuts if device in tally.dropped)
         log(f"round {round} had {mean.updates} of {settings.quorum} updates and is redone with other devices")
         for device in cuts:
             tally.dropped.setdefault(device, f"the round was redone: {mean.updates} of {settings.quorum} updates")
         tally.loss_sum, tally.samples = 0.0, 0
     else:
-        reasons = Counter(tally.dropped[device] for device in failed) or Counter(tally.dropped.values())
         common = "; ".join(f"{reason} ({count}x)" for reason, count in reasons.most_common(3))
         raise RoundFailed(
             f"round {round} was tried {ATTEMPTS} times and never had {settings.quorum} good updates. "

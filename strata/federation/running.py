@@ -22,7 +22,7 @@ from strata.engines.local import IN_WORKER
 from strata.errors import BadInput
 from strata.federation import describing
 from strata.federation.aggregation import ServerOptimizer
-from strata.federation.files import write_atomic
+from strata.federation.files import read_json, write_atomic
 from strata.federation.fleet import Fleet, parse_stragglers
 from strata.federation.folder import RunFolder, read_metrics
 from strata.federation.interrupts import Interrupts
@@ -30,7 +30,7 @@ from strata.federation.program import DeviceProgram, evaluate, final_state
 from strata.federation.progress import Silent, display
 from strata.federation.rounds import RoundFailed, RoundSettings, play
 from strata.federation.state import FederationState
-from strata.federation.trackers import MLflow, TensorBoard, Tracker
+from strata.federation.trackers import MLflow, TensorBoard, Tracker, check_extras
 from strata.training import BN_MODES, Evaluation, LocalTraining, cosine
 
 if TYPE_CHECKING:
@@ -197,13 +197,15 @@ def run(
         "versions": describing.versions(),
         "commit": describing.commit(),
     }
+    check_extras(tensorboard, mlflow)
     show = display(progress)
-    folder = RunFolder(Path(out), config, resume, show.say)
     own_engine: Engine | None = None
+    if engine is None:  # before the folder: what cannot be sent to workers leaves no trace
+        engine = own_engine = make_engine(model, data, training, workers, held=held, graph=method.graph)
+    folder: RunFolder | None = None
     active = None
     try:
-        if engine is None:
-            engine = own_engine = make_engine(model, data, training, workers, held=held, graph=method.graph)
+        folder = RunFolder(Path(out), config, resume, show.say)
         active = _Run(method, checked, settings, engine, folder, checkpoint_every, len(data.test),
                       len(held) if held is not None else 0, show)  # fmt: skip
         if tensorboard:
@@ -218,7 +220,8 @@ def run(
             tracker.close()
         if own_engine is not None:
             own_engine.close()
-        folder.close()
+        if folder is not None:
+            folder.close()
 
 
 def make_engine(
@@ -374,8 +377,6 @@ def _finish(run: _Run, method: Method, state: FederationState) -> Result:
 
 
 def _summary(folder: RunFolder) -> dict[str, Any]:
-    from strata.federation.files import read_json
-
     summary: dict[str, Any] = read_json(folder.path / "summary.json")
     return summary
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol
@@ -16,14 +17,19 @@ class Tracker(Protocol):
     def close(self) -> None: ...
 
 
+def check_extras(tensorboard: bool, mlflow: bool) -> None:
+    """Before anything is written."""
+    for name, package, wanted in (("TensorBoard", "tensorboard", tensorboard), ("MLflow", "mlflow", mlflow)):
+        if wanted and importlib.util.find_spec(package) is None:
+            raise BadInput(f"{name} is not installed: pip install 'strata-fl[{package}]'")
+
+
 class TensorBoard:
     """Event files in the run folder's tensorboard/."""
 
     def __init__(self, folder: Path) -> None:
-        try:
-            from torch.utils.tensorboard import SummaryWriter
-        except ImportError:
-            raise BadInput("TensorBoard is not installed: pip install 'strata-fl[tensorboard]'") from None
+        from torch.utils.tensorboard import SummaryWriter
+
         self._writer: Any = SummaryWriter(str(folder / "tensorboard"))
 
     def round(self, record: Mapping[str, Any]) -> None:
@@ -39,10 +45,8 @@ class MLflow:
     """An MLflow run where MLFLOW_TRACKING_URI says, or in ./mlruns."""
 
     def __init__(self, name: str, settings: Mapping[str, Any]) -> None:
-        try:
-            import mlflow
-        except ImportError:
-            raise BadInput("MLflow is not installed: pip install 'strata-fl[mlflow]'") from None
+        import mlflow
+
         self._mlflow: Any = mlflow
         mlflow.start_run(run_name=name)
         mlflow.log_params({key: str(value)[:250] for key, value in settings.items()})

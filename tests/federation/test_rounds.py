@@ -1,0 +1,200 @@
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from strata.data import iid
+from strata.engines import InlineEngine, Outcome
+from strata.errors import BadInput
+from strata.federation.fleet import Fleet
+from strata.federation.program import DeviceProgram
+from strata.federation.rounds import RoundFailed, RoundSettings, play
+from strata.federation.state import FederationState
+from strata.training import LocalTraining
+from tests.federation import tiny
+
+Lie = Callable[[Any], Any]
+TRAINING = LocalTraining(batch_size=8, mean=(0.3,) * 3, std=(0.15,) * 3)
+
+
+class Lying(InlineEngine):
+    """Devices whose answers are changed on the way; `order` is that of arrival."""
+
+    def __init__(self, lies: Mapping[int, Lie] | None = None, backwards: bool = False) -> None:
+        program = DeviceProgram(tiny.model(), (3, 8, 8), tiny.data().train, {}, TRAINING)
+        program.graph = tiny.graph()
+        super().__init__(program)
+        self.lies, self.backwards = lies or {}, backwards
+        self.asked: list[int] = []
+
+    def run(self, jobs: Sequence[Any], state: Mapping[str, Tensor]) -> Iterator[Outcome]:
+        self.asked += [job.task.device for job in jobs]
+        outcomes = []
+        for outcome in super().run(jobs, state):
+            lie = self.lies.get(jobs[outcome.index].task.device)
+            if lie is not None:
+                changed = lie(outcome.result)
+                outcome = (
+                    Outcome(outcome.index, None, changed)
+                    if isinstance(changed, str)
+                    else replace(outcome, result=changed)
+                )
+            outcomes.append(outcome)
+        yield from reversed(outcomes) if self.backwards else outcomes
+
+
+def settings(**changes: Any) -> RoundSettings:
+    fleet = {key: changes.pop(key) for key in ("dropout", "straggler_share", "slowdown", "deadline") if key in changes}
+    devices = changes.pop("devices", 12)
+    base: dict[str, Any] = {
+        "fleet": Fleet(0, devices, **fleet), "partition": iid(240, devices, 0), "per_round": 4, "quorum": 1,
+        "lr": lambda round: 0.1, "seed": 0,
+    }  # fmt: skip
+    return RoundSettings(**{**base, **changes})
+
+
+def start() -> FederationState:
+    return FederationState(0, {name: tensor.clone() for name, tensor in tiny.model().state_dict().items()})
+
+
+def one_round(engine: InlineEngine, name: str = "fedavg", state: FederationState | None = None, **changes: Any):
+    log: list[str] = []
+    method = tiny.method(name, 1.0 if name == "fedavg" else 0.5)
+    after, record = play(state or start(), method, settings(**changes), engine, lambda task: 1000, log.append)
+    return after, record, log
+
+
+def same(a: FederationState, b: FederationState) -> bool:
+    return all(torch.equal(a.tensors[name], b.tensors[name]) for name in a.tensors)
+
+
+def nan(update: Any) -> Any:
+    first = next(iter(update.tensors))
+    return replace(update, tensors={**update.tensors, first: torch.full_like(update.tensors[first], math.nan)})
+
+
+def transposed(update: Any) -> Any:
+    return replace(update, tensors={**update.tensors, "classifier.weight": update.tensors["classifier.weight"].T})
+
+
+LIES: dict[str, tuple[Lie, str]] = {
+    "nan": (nan, "not finite"),
+    "shape": (transposed, "shape (8, 3), not (3, 8)"),
+    "old round": (lambda update: replace(update, round=-1), "round -1"),
+    "raises": (lambda update: "ValueError: disk broken", "ValueError: disk broken"),
+    "nothing": (lambda update: None, "sent nothing"),
+}
+
+
+@pytest.mark.parametrize("lie", LIES)
+def test_a_device_that_lies_costs_its_own_update_and_no_more(lie: str) -> None:
+    change, reason = LIES[lie]
+    honest = Lying()
+    one_round(honest)
+    liar = honest.asked[1]
+    after, record, log = one_round(Lying({liar: change}))
+    assert record["devices"] == honest.asked
+    assert [entry["id"] for entry in record["dropped"]] == [liar]
+    assert reason in record["dropped"][0]["reason"] and reason in log[0]
+    # by hand: the mean of the other three
+    program = honest._program
+    tensors = []
+    for device in honest.asked:
+        if device != liar:
+            task = tiny.method("fedavg", 1.0).assign(0, [device])[0]
+            from strata.federation.program import TrainJob
+
+            job = TrainJob(task, settings().partition[device], 0.1, 0)
+            tensors.append(program(job, start().tensors).tensors)
+    for name in tensors[0]:
+        mean = (tensors[0][name].double() + tensors[1][name].double() + tensors[2][name].double()) / 3
+        assert torch.equal(after.tensors[name], mean.float()), name
+
+
+def test_order_of_arrival_changes_nothing() -> None:
+    for name in ("fedavg", "fd"):
+        forward, record, _ = one_round(Lying(), name)
+        backward, again, _ = one_round(Lying(backwards=True), name)
+        assert same(forward, backward) and record == again
+
+
+def test_a_round_is_a_function_of_its_state() -> None:
+    before = start()
+    copy = {name: tensor.clone() for name, tensor in before.tensors.items()}
+    after, _, _ = one_round(Lying(), state=before)
+    assert before.round == 0 and after.round == 1
+    assert all(torch.equal(copy[name], before.tensors[name]) for name in copy)
+    assert not same(before, after)
+
+
+def test_under_quorum_the_round_is_redone_with_others_and_said() -> None:
+    first = Lying()
+    one_round(first)
+    liars = dict.fromkeys(first.asked[:3], nan)
+    engine = Lying(liars)
+    after, record, log = one_round(engine, quorum=2)
+    assert engine.asked[:4] == first.asked and len(engine.asked) == 8 and len(set(engine.asked)) == 8
+    assert record["devices"] == engine.asked
+    reasons = {entry["id"]: entry["reason"] for entry in record["dropped"]}
+    assert set(reasons) == set(first.asked)  # the honest one's update was given up with the round
+    assert reasons[first.asked[3]] == "the round was redone: 1 of 2 updates"
+    assert "round 0 had 1 of 2 updates and is redone with other devices" in log
+    # costs are of all who were asked
+    full = 4 * sum(p.numel() for p in tiny.model().parameters())
+    assert record["upload_bytes"] == record["download_bytes"] == 8 * full
+    assert record["train_flops"] == 8 * 20 * 1000
+
+
+def test_a_round_that_never_succeeds_ends_with_the_reasons() -> None:
+    with pytest.raises(RoundFailed, match=r"tried 10 times and never had 2 good updates.*not finite \(4x\)"):
+        one_round(Lying(dict.fromkeys(range(12), nan)), quorum=2)
+
+
+def test_a_fleet_with_no_others_asks_the_same_devices_again() -> None:
+    engine = Lying(dict.fromkeys((0, 1), nan))
+    with pytest.raises(RoundFailed):
+        one_round(engine, devices=4, quorum=3)
+    assert len(engine.asked) == 40
+
+
+def test_dropouts_and_late_devices_on_the_virtual_clock() -> None:
+    engine = Lying()
+    _, record, _ = one_round(engine, per_round=12, dropout=0.3, straggler_share=0.4, slowdown=5.0, deadline=2.0)
+    reasons = [entry["reason"] for entry in record["dropped"]]
+    dropouts, late = reasons.count("dropped out"), sum(reason.startswith("late: took") for reason in reasons)
+    assert dropouts > 0 and late > 0 and dropouts + late == len(reasons)
+    assert len(record["devices"]) == 12 and len(engine.asked) == 12 - len(reasons)  # nobody works in vain here
+    assert record["train_flops"] == (12 - dropouts) * 20 * 1000  # but the late ones did, in the simulation
+    full = 4 * sum(p.numel() for p in tiny.model().parameters())
+    assert record["upload_bytes"] == len(engine.asked) * full and record["download_bytes"] == 12 * full
+
+
+def test_weighted_by_samples_and_the_loss() -> None:
+    class Uneven:
+        def __len__(self) -> int:
+            return 12
+
+        def __getitem__(self, device: int) -> Any:
+            return iid(240, 12, 0)[device][: 4 + device]
+
+    _, even, _ = one_round(Lying(), partition=Uneven())
+    after, record, _ = one_round(Lying(), partition=Uneven(), weighted=True)
+    assert record == even  # costs and training loss do not depend on the weights
+    assert not same(after, one_round(Lying(), partition=Uneven())[0])
+
+
+def test_impossible_settings() -> None:
+    for wrong, says in (
+        ({"per_round": 13}, "13 devices per round cannot be chosen from 12"),
+        ({"per_round": 0}, "at least 1 device"),
+        ({"quorum": 5}, "from 1 to the 4 devices"),
+        ({"quorum": 0}, "from 1 to the 4 devices"),
+    ):
+        with pytest.raises(BadInput, match=says):
+            settings(**wrong)
