@@ -1,7 +1,7 @@
 """The same number as peak.py for any operator: a training step on fake tensors, which have sizes but no memory.
 
-Slower than the closed form (some hundred milliseconds) and blind to temporaries inside operators; the fallback for
-operators that rules.py does not know.
+Slower than the closed form (some hundred milliseconds) and blind to temporaries inside operators, but for batch norm's;
+the fallback for networks with operators that the rules do not know.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from torch._subclasses.fake_tensor import FakeCopyMode, FakeTensorMode
 from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from strata.costs.autograd import is_dense
 from strata.costs.measured import MOMENTUM, WEIGHT_DECAY, standing_tensors
 
 
@@ -64,7 +65,10 @@ class _Storages(TorchDispatchMode):
         for result in results if isinstance(results, (tuple, list)) else (results,):
             if isinstance(result, Tensor):
                 self._follow(result)
-        self.peak = max(self.peak, before if _would_be_in_place(func, args) else self.live)
+        highest = before if _would_be_in_place(func, args) else self.live
+        if func is torch.ops.aten.native_batch_norm_backward.default:
+            highest += args[1].nbytes  # it builds the input's gradient in two tensors, of which one shows here
+        self.peak = max(self.peak, highest)
         return results
 
     def _follow(self, tensor: Tensor) -> None:
@@ -85,12 +89,11 @@ class _Storages(TorchDispatchMode):
 def _would_be_in_place(func: Any, args: Any) -> bool:
     """Under a dispatch mode the engine adds gradients at forks out of place; without one it reuses the first if dense.
 
-    Such an addition runs outside of any node. Whether another tensor shares the first one's memory cannot be seen here;
-    dense gradients seldom do.
+    Additions during backward are taken for such ones. Whether another tensor shares the first one's memory cannot be
+    seen here; dense gradients seldom do.
     """
-    if func is not torch.ops.aten.add.Tensor or torch._C._current_autograd_node() is not None:
+    if func is not torch.ops.aten.add.Tensor or torch._C._current_graph_task_id() < 0:
         return False
-    if not torch._C._current_graph_task_id() >= 0:
-        return False
-    first = args[0]
-    return bool(torch.ops.aten.is_non_overlapping_and_dense.default(first))
+    first, second = args[:2]
+    same = isinstance(second, Tensor) and first.shape == second.shape
+    return same and is_dense(tuple(first.shape), first.stride())
