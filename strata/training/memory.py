@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from strata.costs.measured import measure_step
+from strata.costs import measure_step
 from strata.training.settings import LocalTraining
 from strata.training.submodels import structure
 from strata.training.trainer import Trainer
