@@ -32,7 +32,8 @@ EXAMPLES = """examples:
 """
 SIMPLE = (
     "model", "data", "partition", "method", "variant", "pool", "accounting", "schedule", "init", "epochs", "momentum",
-    "weight_decay", "proximal", "augmentation", "devices", "per_round", "seed", "lr", "lr_end", "quorum", "dropout",
+    "weight_decay", "proximal", "augmentation", "micro_batch", "devices", "per_round", "seed", "lr", "lr_end", "quorum",
+    "dropout",
     "stragglers", "deadline", "server_optimizer", "server_lr", "server_momentum", "norm_bound", "eval_every", "bn",
     "validation",
 )  # fmt: skip
@@ -88,6 +89,7 @@ def add_run_arguments(parser: argparse.ArgumentParser) -> None:
     local = parser.add_argument_group("training on a device")
     local.add_argument("--lr", type=float, metavar="X", help="learning rate of the first round (default 0.1)")
     local.add_argument("--lr-end", type=float, metavar="X", help="of the last, along a cosine (default 0.01)")
+    local.add_argument("--micro-batch", type=int, metavar="N", help="samples at a time, gradients summed over a batch")
     local.add_argument("--epochs", type=int, metavar="N", help="local epochs (default 1)")
     local.add_argument("--momentum", type=float, metavar="X", help="SGD momentum (default 0.9)")
     local.add_argument("--weight-decay", type=float, metavar="X", help="default 1e-5")

@@ -17,7 +17,8 @@ from strata.errors import BadInput
 from strata.federation.aggregation import ServerOptimizer
 from strata.federation.files import read_json
 from strata.federation.folder import differences
-from strata.federation.running import Result, complete, make_engine, run
+from strata.federation.running import complete, make_engine, run
+from strata.federation.session import Result
 from strata.methods import METHODS, create
 from strata.methods.budgets import largest_scale
 from strata.models.loading import load_model
@@ -54,6 +55,7 @@ class Request:
     weight_decay: float = 1e-5
     proximal: float = 0.0
     augmentation: str | None = None  # None: what suits the data
+    micro_batch: int | None = None
     rounds: int = 500
     devices: int = 100
     per_round: int = 10
@@ -136,9 +138,11 @@ class Request:
 
     def make_training(self, data: FederatedData) -> LocalTraining:
         augmentation = data.augmentation if self.augmentation is None else self.augmentation
-        return complete(
-            LocalTraining(self.batch, self.epochs, self.momentum, self.weight_decay, self.proximal, augmentation), data
-        )
+        training = LocalTraining(
+            self.batch, self.epochs, self.momentum, self.weight_decay, self.proximal, augmentation,
+            micro_batch=self.micro_batch,
+        )  # fmt: skip
+        return complete(training, data)
 
     def make_method(self, graph: ChannelGraph) -> Method:
         from strata.planning import plan

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from strata.engines import LocalEngine
 from strata.errors import BadInput
-from strata.federation import running
+from strata.federation import session
 from strata.federation.program import DeviceProgram, TrainJob
 from tests.federation import tiny
 from tests.federation.tiny import bits, tiny_run
@@ -243,7 +243,7 @@ def test_a_truncated_checkpoint_is_said_and_the_previous_one_used(
 
 def test_two_runs_in_one_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     out = tmp_path / "run"
-    original = running.play
+    original = session.play
 
     def other_meanwhile(*arguments: Any) -> Any:
         for resume in (True, False):
@@ -251,7 +251,7 @@ def test_two_runs_in_one_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
                 tiny_run(out, resume=resume, **OPTIONS)
         return original(*arguments)
 
-    monkeypatch.setattr(running, "play", other_meanwhile)
+    monkeypatch.setattr(session, "play", other_meanwhile)
     tiny_run(out, **OPTIONS)
     assert (out / "summary.json").exists()
 
@@ -265,7 +265,7 @@ def test_a_full_disk_stops_the_run_with_the_last_checkpoint_intact(reference: Pa
     if pid == 0:
         code = 1
         try:
-            original = running.play
+            original = session.play
 
             def play(*arguments: Any) -> Any:
                 if arguments[0].round == 3:
@@ -273,7 +273,7 @@ def test_a_full_disk_stops_the_run_with_the_last_checkpoint_intact(reference: Pa
                     resource.setrlimit(resource.RLIMIT_FSIZE, (5000, 5000))
                 return original(*arguments)
 
-            running.play = play
+            session.play = play
             tiny_run(out, **OPTIONS)
         except BadInput as error:
             code = 0 if "the last checkpoint is intact" in str(error) else 2

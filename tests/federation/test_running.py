@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file
 
 from strata.errors import BadInput
-from strata.federation import RoundFailed, ServerOptimizer, running
+from strata.federation import RoundFailed, ServerOptimizer, session
 from strata.federation.folder import METRIC_KEYS
 from strata.training import LocalTraining
 from tests.federation import tiny
@@ -82,8 +82,8 @@ def stop_after(monkeypatch: pytest.MonkeyPatch, rounds: int) -> None:
         count += 1
         return original(*arguments)
 
-    original = running.play
-    monkeypatch.setattr(running, "play", counted)
+    original = session.play
+    monkeypatch.setattr(session, "play", counted)
 
 
 @pytest.mark.parametrize("every", [1, 4])
@@ -201,7 +201,7 @@ def test_ctrl_c_saves_and_says_how_to_resume(
     reference: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     calls = 0
-    original = running.play
+    original = session.play
 
     def interrupted(*arguments: Any) -> Any:
         nonlocal calls
@@ -211,7 +211,7 @@ def test_ctrl_c_saves_and_says_how_to_resume(
         return original(*arguments)
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(running, "play", interrupted)
+        patch.setattr(session, "play", interrupted)
         tiny_run(tmp_path / "run", checkpoint_every=100, progress=True)
     assert "stopped after 3 of 6 rounds; continue with: strata run --resume" in capsys.readouterr().err
     tiny_run(tmp_path / "run", resume=True)

@@ -1,0 +1,62 @@
+"""The settings of a run that are not its model, data or method."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from strata.errors import BadInput
+from strata.federation.aggregation import ServerOptimizer
+from strata.federation.fleet import Fleet, parse_stragglers
+from strata.training import BN_MODES
+
+DEFAULT_ROUNDS = 500
+
+
+@dataclass(frozen=True)
+class Options:
+    """Everything about a run that is not the model, the data or the method. Defaults are the paper's."""
+
+    rounds: int = DEFAULT_ROUNDS
+    devices: int = 100
+    per_round: int = 10
+    seed: int = 0
+    lr: float = 0.1
+    lr_end: float = 0.01
+    quorum: int = 1
+    dropout: float = 0.0
+    stragglers: str | None = None  # SHARE:SLOWDOWN
+    deadline: float | None = None  # in units of an ordinary device's time
+    weighted: bool = False  # mean weighted by samples
+    server: ServerOptimizer = ServerOptimizer()
+    norm_bound: float | None = None
+    eval_every: int | None = None  # None: 100 times in a run, each round in short ones
+    bn: str = "re-estimated"
+    validation: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.rounds < 1:
+            raise BadInput(f"at least 1 round is needed, not {self.rounds}")
+        if not isinstance(self.seed, int) or self.seed < 0:
+            raise BadInput(f"the seed is a whole number of at least 0, not {self.seed}")
+        if not 0 < self.lr_end <= self.lr < float("inf"):
+            raise BadInput(f"the learning rate falls from lr to lr_end > 0, not from {self.lr:g} to {self.lr_end:g}")
+        if self.bn not in BN_MODES:
+            raise BadInput(f"bn is one of {', '.join(BN_MODES)}, not {self.bn!r}")
+        if self.eval_every is None:
+            object.__setattr__(self, "eval_every", max(1, self.rounds // 100))
+        elif self.eval_every < 1:
+            raise BadInput(f"evaluation is every 1 or more rounds, not every {self.eval_every}")
+        if self.validation != 0 and not 0 < self.validation < 1:
+            raise BadInput(
+                f"validation is the share of training data to hold out, such as 0.05, not {self.validation:g}"
+            )
+        if self.norm_bound is not None and not self.norm_bound > 0:
+            raise BadInput(f"the norm bound must be above 0, not {self.norm_bound:g}")
+
+    def fleet(self) -> Fleet:
+        share, slowdown = parse_stragglers(self.stragglers)
+        return Fleet(self.seed, self.devices, self.dropout, share, slowdown, self.deadline)
+
+    def to_json(self) -> dict[str, Any]:
+        return {**self.__dict__, "server": dict(self.server.__dict__)}
