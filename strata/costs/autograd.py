@@ -5,8 +5,8 @@ What it relies on (torch 2.x, CPU):
 - backward runs the nodes in the opposite order of their creation: the engine takes the ready node with the highest
   sequence number, and everything that consumes a node's output was created after it;
 - a node's incoming gradient and saved tensors go when it has run, before its results are handed on;
-- where gradients meet, the first one is added to in place if nothing else refers to it and it is dense, otherwise a
-  third tensor is made;
+- where gradients meet, the first one is added to in place if nothing else refers to it, it is dense and no view (a
+  view keeps its base), otherwise a third tensor is made;
 - a parameter takes over the gradient it is given, unless that is laid out otherwise or shared: then it is copied.
 """
 
@@ -21,9 +21,20 @@ STANDING = 0  # the storage of all that is there all the time: already counted
 
 
 class Value:
-    """A tensor: sizes, strides (None: contiguous) and the storage behind it. `uses` counts holders of a gradient."""
+    """A tensor: sizes, strides (None: contiguous) and the storage behind it; `uses` counts who holds it."""
 
-    __slots__ = ("itemsize", "node", "parameter", "port", "requires_grad", "shape", "storage", "strides", "uses")
+    __slots__ = (
+        "itemsize",
+        "node",
+        "parameter",
+        "port",
+        "requires_grad",
+        "shape",
+        "storage",
+        "strides",
+        "uses",
+        "whole",
+    )
 
     def __init__(self, storage: int, shape: Shape, itemsize: int = 4, strides: Strides = None) -> None:
         self.storage = storage
@@ -35,6 +46,7 @@ class Value:
         self.node: Node | None = None
         self.port = 0
         self.uses = 1
+        self.whole = True  # not a view of another tensor
 
     @property
     def bytes(self) -> int:
@@ -98,7 +110,9 @@ class Simulation:
 
     def view(self, value: Value, shape: Shape, strides: Strides) -> Value:
         self.references[value.storage] += 1
-        return Value(value.storage, shape, value.itemsize, strides)
+        result = Value(value.storage, shape, value.itemsize, strides)
+        result.whole = False
+        return result
 
     def drop(self, value: Value) -> None:
         value.uses -= 1
@@ -205,7 +219,7 @@ class Simulation:
         if first is None:
             buffer[edge.port] = gradient
             return
-        alone = first.uses == 1 and self.references[first.storage] == 1
+        alone = first.whole and first.uses == 1 and self.references[first.storage] == 1
         if not (alone and is_dense(first.shape, first.strides)):
             buffer[edge.port] = self.new(first.shape, first.itemsize, elementwise_strides(first, gradient))
             self.drop(first)

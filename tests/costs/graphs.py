@@ -1,4 +1,4 @@
-"""Channel graphs of the test networks, made once: exporting a network takes a second, counting its bytes a millisecond."""
+"""Channel graphs of the test networks, made once: exporting takes a second, counting bytes a millisecond."""
 
 from __future__ import annotations
 

@@ -48,14 +48,15 @@ def plain(x: Value) -> Value:
 # what backward does: small constructors
 
 
-def fresh(*inputs: Value | None, temporary: int = 0) -> Backward:
-    """A new gradient for each input that requires one, all alive at once, plus a temporary."""
+def fresh(*inputs: Value | None, whole: bool = True) -> Backward:
+    """A new gradient for each input that requires one, all alive at once; not `whole`: seen through a view."""
     wanted = [(v.shape, v.itemsize, v.strides) if v is not None and v.requires_grad else None for v in inputs]
 
     def backward(sim: Simulation, gradients: Gradients) -> Gradients:
         results = [None if w is None else sim.new(*w) for w in wanted]
-        if temporary:
-            sim.passing(temporary)
+        for result in results:
+            if result is not None:
+                result.whole = whole
         return results
 
     return backward
@@ -67,13 +68,16 @@ def share(sim: Simulation, gradient: Value | None) -> Value | None:
     return gradient
 
 
-def unary_fresh(x: Value) -> Backward:
+def unary_fresh(x: Value, temporaries: float = 0) -> Backward:
     """Elementwise backward: one new tensor, laid out as its operands are."""
 
     def backward(sim: Simulation, gradients: Gradients) -> Gradients:
         (gradient,) = gradients
         assert gradient is not None
-        return [sim.new(x.shape, x.itemsize, elementwise_strides(x, gradient))]
+        result = sim.new(x.shape, x.itemsize, elementwise_strides(x, gradient))
+        if temporaries:
+            sim.passing(int(x.bytes * temporaries))
+        return [result]
 
     return backward
 

@@ -21,7 +21,6 @@ from strata.costs.rules.base import (
     Rule,
     alias,
     aten,
-    fresh,
     itemsize,
     pass_on,
     rule,
@@ -32,11 +31,11 @@ from strata.costs.rules.base import (
 # elementwise, one input
 
 
-def _unary(saves: str) -> Rule:
+def _unary(saves: str, temporaries: float) -> Rule:
     def forward(sim: Simulation, op: Any, x: Value, *_: Any, **__: Any) -> Value:
         y = sim.new(op.shape, itemsize(op), elementwise_strides(x))
         if op.dtype.is_floating_point:
-            sim.record([x], y, {"self": [x], "result": [y], "": []}[saves], unary_fresh(x))
+            sim.record([x], y, {"self": [x], "result": [y], "": []}[saves], unary_fresh(x, temporaries))
         return y
 
     return forward
@@ -77,18 +76,27 @@ def _copied_slices(backward: Backward, size: int) -> Backward:
     return copied
 
 
-for name in ("hardtanh", "silu", "hardswish", "hardsigmoid", "mish", "softplus", "clamp", "abs", "log"):
-    RULES[getattr(aten, name).default] = _unary("self")
-for name in ("hardtanh", "silu", "hardswish", "hardsigmoid", "mish", "clamp"):
-    RULES[getattr(aten, name + "_").default] = _unary_in_place("self")
-for name in ("gelu", "leaky_relu", "elu", "relu6", "selu", "celu", "clamp_min"):
-    RULES[getattr(aten, name).default] = _unary("self")
-for name in ("relu", "sigmoid", "tanh", "exp"):
-    RULES[getattr(aten, name).default] = _unary("result")
-for name in ("relu", "sigmoid", "tanh", "leaky_relu", "elu"):
-    RULES[getattr(aten, name + "_").default] = _unary_in_place("result")
-RULES[aten.relu6_.default] = _unary_in_place("self")
-RULES[aten.neg.default] = _unary("")
+# What is saved, and how many temporaries of the input's size the backward formula makes beside its result (C++ keeps
+# them to the end of the expression); booleans are a quarter.
+_UNARY: dict[str, dict[str, float]] = {
+    "self": {
+        "hardtanh": 0, "relu6": 0, "silu": 0, "gelu": 0, "hardswish": 0, "hardsigmoid": 0, "mish": 0, "softplus": 0,
+        "leaky_relu": 0, "elu": 0, "selu": 0, "celu": 0, "log": 0, "abs": 1, "clamp": 0.5, "clamp_min": 0.25,
+    },
+    "result": {"relu": 0, "sigmoid": 0, "tanh": 0, "exp": 0, "sqrt": 1, "rsqrt": 2, "reciprocal": 2},
+    "": {"neg": 0},
+}  # fmt: skip
+_IN_PLACE = {
+    "self": ("hardtanh", "relu6", "silu", "hardswish", "hardsigmoid", "mish"),
+    "result": ("relu", "sigmoid", "tanh", "leaky_relu", "elu"),
+}
+for _saves, _names in _UNARY.items():
+    for _name, _temporaries in _names.items():
+        RULES[getattr(aten, _name).default] = _unary(_saves, _temporaries)
+for _saves, _in_place in _IN_PLACE.items():
+    for _name in _in_place:
+        RULES[getattr(aten, _name + "_").default] = _unary_in_place(_saves)
+RULES[aten.pow.Tensor_Scalar] = _unary("self", 2)
 
 
 @rule(aten.clone.default, aten.contiguous.default)
@@ -197,25 +205,11 @@ def mul(sim: Simulation, op: Any, a: Any, b: Any) -> Value:
 
 @rule(aten.div.Tensor, aten.div.Scalar)
 def div(sim: Simulation, op: Any, a: Any, b: Any) -> Value:
-    inputs, saved, backward = _products(sim, op, a, b, temporaries=1)
+    inputs, saved, backward = _products(sim, op, a, b, temporaries=2)
     if inputs[1] is not None and inputs[1].requires_grad:
         saved = [v for v in inputs if v is not None]  # -grad * (self / other) / other
     y = _result(sim, op, a, b)
     sim.record(inputs, y, saved, backward)
-    return y
-
-
-@rule(aten.pow.Tensor_Scalar)
-def pow_(sim: Simulation, op: Any, x: Value, exponent: float) -> Value:
-    y = _result(sim, op, x)
-    sim.record([x], y, [x], fresh(x, temporary=x.bytes))
-    return y
-
-
-@rule(aten.rsqrt.default, aten.sqrt.default, aten.reciprocal.default)
-def from_result(sim: Simulation, op: Any, x: Value) -> Value:
-    y = _result(sim, op, x)
-    sim.record([x], y, [y], fresh(x, temporary=x.bytes))
     return y
 
 

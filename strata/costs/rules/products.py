@@ -52,7 +52,7 @@ def conv_transpose(
     groups: int = 1,
     dilation: Any = 1,
 ) -> Value:
-    if any(p >= s for p, s in zip(_pair(output_padding), _pair(stride), strict=True)):
+    if any(p >= min(_pair(stride)) for p in _pair(output_padding)):
         raise NoRule("transposed convolution with large output padding")
     return _convolution(sim, op, x, weight, bias, stride, padding, dilation, groups, transposed=True)
 
@@ -132,7 +132,8 @@ def linear(sim: Simulation, op: Any, x: Value, weight: Value, bias: Value | None
         gradients[0] = flat
         results: Gradients = [None, None, None]
         if needs[0]:
-            results[0] = sim.new(x.shape, x.itemsize)
+            results[0] = result = sim.new(x.shape, x.itemsize)
+            result.whole = len(x.shape) == 2  # else the product of matrices is seen through a view
         if needs[1]:
             results[1] = sim.new(weight.shape, weight.itemsize)
         if needs[2] and bias is not None:
@@ -170,7 +171,7 @@ def matmul(sim: Simulation, op: Any, a: Value, b: Value) -> Value:
     y = sim.new(op.shape, a.itemsize)
     needs = [v.requires_grad for v in (a, b)]
     saved = [stack for stack, need in zip(reversed(stacks), needs, strict=True) if need]
-    sim.record([a, b], y, saved, fresh(plain(a), plain(b)))
+    sim.record([a, b], y, saved, fresh(plain(a), plain(b), whole=False))
     for stack in stacks:
         sim.drop(stack)
     return y

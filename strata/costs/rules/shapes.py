@@ -203,8 +203,15 @@ def pad(
     return y
 
 
+@rule(aten.upsample_nearest2d.vec)
+def upsample(sim: Simulation, op: Any, x: Value, *_: Any, **__: Any) -> Value:
+    y = sim.new(op.shape, x.itemsize)
+    sim.passing(x.bytes + y.bytes)  # both in the kernel's own layout
+    sim.record([x], y, [], fresh(plain(x)))
+    return y
+
+
 @rule(aten.repeat.default, aten.flip.default, aten.roll.default, aten.pixel_shuffle.default)
-@rule(aten.upsample_nearest2d.vec, aten.upsample_bilinear2d.vec)
 def rearranged(sim: Simulation, op: Any, x: Value, *_: Any, **__: Any) -> Value:
     if op.target is aten.repeat.default and x.requires_grad:
         raise NoRule("repeat in the trained part")
