@@ -40,7 +40,7 @@ class Logits(nn.Module):
 def convnext() -> nn.Module:
     from transformers import ConvNextConfig, ConvNextForImageClassification
 
-    config = ConvNextConfig(image_size=64, hidden_sizes=[40, 80, 160, 320], depths=[2, 2, 6, 2], num_labels=200)
+    config = ConvNextConfig(image_size=64, hidden_sizes=[48, 96, 192, 384], depths=[2, 2, 6, 2], num_labels=200)
     return Logits(ConvNextForImageClassification(config))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -151,6 +152,12 @@ def show(plan: Plan, runtime: int) -> None:
     )
 
 
+def short_reason(error: str | None) -> str:
+    """torch's long complaint about memory in a few words; anything else as it is."""
+    asked = re.search(r"you tried to allocate (\d+) bytes", error or "")
+    return f"the kernel refused it another {show_bytes(int(asked[1]))}" if asked else error or "no reason given"
+
+
 def show_trials(plan: Plan, trials: Iterable[Trial], hard_cap: bool) -> list[Trial]:
     """A line for each as it ends."""
     from strata.planning.verify import margin_bytes
@@ -163,8 +170,10 @@ def show_trials(plan: Plan, trials: Iterable[Trial], hard_cap: bool) -> list[Tri
         seen.append(trial)
         measured = "failed" if trial.measured_bytes is None else show_bytes(trial.measured_bytes)
         scratch = "" if trial.scratch_bytes is None else show_bytes(trial.scratch_bytes)
-        off = "" if trial.difference is None else f"{trial.difference:+.1%}"
-        outcome = "" if trial.lived is None else "   lives" if trial.lived else f"   dies ({trial.died_of})"
+        off = "" if trial.difference is None else f"{trial.difference:+.1%}" if trial.difference else "exact"
+        outcome = (
+            "" if trial.lived is None else "   lives" if trial.lived else f"   dies: {short_reason(trial.died_of)}"
+        )
         print(f"{trial.name:>6} {show_bytes(trial.predicted_bytes):>11} {measured:>11} {off:>7} {scratch:>11}{outcome}")
         if trial.error:
             print(f"       {trial.error}")
