@@ -28,7 +28,15 @@ def said_plainly(path: Path) -> Iterator[None]:
             raise StorageFailed(
                 f"no space left to write {path}: the last checkpoint is intact; free some space, then resume the run"
             ) from error
-        if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST, errno.EISDIR):
+        if error.errno in (
+            errno.EACCES,
+            errno.EPERM,
+            errno.EROFS,
+            errno.ENOTDIR,
+            errno.EEXIST,
+            errno.EISDIR,
+            errno.ENOENT,
+        ):
             raise BadInput(
                 f"cannot write to {path} ({error.strerror}): choose a folder that can be written to"
             ) from error

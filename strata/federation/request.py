@@ -17,6 +17,7 @@ from strata.errors import BadInput
 from strata.federation.aggregation import ServerOptimizer
 from strata.federation.files import read_json
 from strata.federation.folder import differences
+from strata.federation.progress import display
 from strata.federation.running import complete, make_engine, run
 from strata.federation.session import Result
 from strata.methods import METHODS, create
@@ -206,6 +207,9 @@ def launch(
     """The run that was asked for. Workers prepare themselves while the plan is made."""
     if not resume:
         _refuse_used(out)
+    elif all((out / name).exists() for name in ("summary.json", "model.safetensors")):  # written last, in this order
+        display(progress).say(f"{out} is finished: nothing to do")
+        return Result(out, read_json(out / "summary.json"))
     data = request.load_data()
     model = request.make_model(data, with_weights=not resume)
     training = request.make_training(data)
