@@ -57,7 +57,7 @@ def train_device(
     total = 0.0
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(derive(seed, "dropout", task.round, task.device))
-        for x, y in _batches(images, labels, settings, seed, task):
+        for x, y in batches(images, labels, settings, seed, task):
             level = int(torch.randint(len(trainer.levels), (), generator=levels))
             total += trainer.step(x, y, level) * len(y)
     trainer.release()
@@ -75,7 +75,7 @@ def train_device(
     )
 
 
-def _batches(
+def batches(
     images: Tensor, labels: Tensor, settings: LocalTraining, seed: int, task: Task
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Every sample once per epoch, in random order; the last batch may be short."""

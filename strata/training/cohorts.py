@@ -1,0 +1,127 @@
+"""Which devices are simulated as one vectorised network, and their training.
+
+A pure function of cuts, sample counts and settings: never of timing, engine or number of workers. So the same seed
+gives the same bits everywhere. The vectorised path agrees with train_device, the reference, to float32 rounding.
+"""
+
+from __future__ import annotations
+
+import math
+import weakref
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from strata.methods.base import Task
+from strata.training.grouped import Grouped, NotVectorisable
+from strata.training.local import Update, batches
+from strata.training.memory import peak_bytes
+from strata.training.settings import LocalTraining, cross_entropy
+from strata.training.submodels import structure, warm
+
+if TYPE_CHECKING:
+    from strata.cutting import ChannelGraph, Cut
+
+COHORT = 5  # devices in one network: two cohorts make a usual round of ten, one for each of two cores
+WIDEST = 8.0  # channels; wider networks fill the machine one by one (benchmarks/training.py)
+KEPT = 8  # grouped networks per graph that stay built
+
+_grouped: weakref.WeakKeyDictionary[ChannelGraph, OrderedDict[tuple[str, int], Grouped | None]] = (
+    weakref.WeakKeyDictionary()
+)
+
+
+def cohorts(graph: ChannelGraph, tasks: Sequence[Task], samples: Sequence[int], settings: LocalTraining,
+            exact: bool = False) -> list[list[int]]:  # fmt: skip
+    """Positions in `tasks` that are trained together, in the order in which their updates are added up."""
+    groups: dict[object, list[int]] = {}
+    for position, (task, count) in enumerate(zip(tasks, samples, strict=True)):
+        alone = exact or not _simple(task, settings) or not narrow(graph, task.cut)
+        groups.setdefault(position if alone else (structure(graph, task.cut), count), []).append(position)
+    return [part for group in groups.values() for part in _split(group)]
+
+
+def train_cohort(
+    graph: ChannelGraph,
+    tasks: Sequence[Task],
+    tensors: Sequence[Mapping[str, Tensor]],
+    data: Sequence[tuple[Tensor, Tensor]],
+    settings: LocalTraining,
+    lr: float,
+    seed: int,
+) -> list[Update] | None:
+    """One update per task; None where the network has no vectorised form (then the tasks are trained one by one).
+
+    Per device: `tensors`, its cut's part of the server's state, and `data`, uint8 images and labels."""
+    count = len(data[0][1])
+    network = _network(graph, tasks[0].cut, len(tasks))
+    if network is None:
+        return None
+    network.load(tensors)
+    parameters = list(network.own.values())
+    start = [p.detach().clone() for p in parameters] if settings.proximal else []
+    optimizer = settings.new_optimizer(parameters, lr)
+    totals = torch.zeros(len(tasks), dtype=torch.float64)
+    streams = [batches(*own, settings, seed, task) for task, own in zip(tasks, data, strict=True)]
+    for step in zip(*streams, strict=True):
+        optimizer.zero_grad()
+        outputs = network([x for x, _ in step])
+        labels = torch.stack([y for _, y in step])
+        losses = functional.cross_entropy(outputs.flatten(0, 1), labels.flatten(), reduction="none")
+        losses = losses.view(labels.shape).mean(1)  # each device's own; their gradients do not meet
+        losses.sum().backward()
+        for parameter, received in zip(parameters, start, strict=False):
+            assert parameter.grad is not None
+            parameter.grad.add_(parameter.detach() - received, alpha=settings.proximal)
+        optimizer.step()
+        totals += losses.detach().double() * labels.shape[1]
+    optimizer.zero_grad()
+    mean = totals / (settings.epochs * count)
+    warm(graph, tasks[0].cut).load(tensors[0])
+    peak = peak_bytes(graph, tasks[0], *data[0], settings)  # of a single device on its own, and alike for all
+    return [
+        Update(task.round, task.device, update, count, float(loss), peak, task.cut.hash)
+        for task, update, loss in zip(tasks, network.updates(), mean, strict=True)
+    ]
+
+
+def narrow(graph: ChannelGraph, cut: Cut) -> bool:
+    """Whether the trained convolutions are so narrow that overhead rules: mean channels over the positions of maps."""
+    channels = positions = 0
+    for op in graph.sized(cut, 1):
+        if op.kind == "op" and op.requires_grad and "conv2d" in str(op.target):
+            here = math.prod(op.shape[2:])
+            channels += here * op.shape[1]
+            positions += here
+    return 0 < channels <= WIDEST * positions
+
+
+def _simple(task: Task, settings: LocalTraining) -> bool:
+    """Element-wise optimizer, one loss, one level: then devices in one network stay apart."""
+    own_code = settings.optimizer is not None or settings.loss is not cross_entropy
+    return not task.levels and not own_code and settings.micro_batch is None
+
+
+def _split(group: list[int]) -> list[list[int]]:
+    """As even as possible, none larger than COHORT."""
+    parts = -(-len(group) // COHORT)
+    edges = [round(len(group) * i / parts) for i in range(parts + 1)]
+    return [group[a:b] for a, b in zip(edges, edges[1:], strict=False)]
+
+
+def _network(graph: ChannelGraph, cut: Cut, devices: int) -> Grouped | None:
+    known = _grouped.setdefault(graph, OrderedDict())
+    key = (structure(graph, cut), devices)
+    if key not in known:
+        try:
+            known[key] = Grouped(graph, cut, devices)
+        except NotVectorisable:
+            known[key] = None
+        while len(known) > KEPT:
+            known.popitem(last=False)
+    known.move_to_end(key)
+    return known[key]
