@@ -42,6 +42,8 @@ class LocalTraining:
     micro_batch: int | None = None  # samples at a time, gradients accumulated over the batch; batch norm sees only them
 
     def __post_init__(self) -> None:
+        for name in ("mean", "std"):  # lists are welcome, but settings are hashed
+            object.__setattr__(self, name, tuple(float(value) for value in getattr(self, name)))
         for name, least in (("batch_size", 1), ("epochs", 1)):
             value = getattr(self, name)
             if not isinstance(value, int) or value < least:

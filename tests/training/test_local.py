@@ -176,6 +176,12 @@ def test_loss_and_optimizer_of_ones_own() -> None:
     assert update.tensors["1.weight"].flatten().tolist() == pytest.approx([0.9, 1.9], abs=1e-4)
 
 
+def test_settings_are_values() -> None:
+    loss = nn.CrossEntropyLoss(label_smoothing=0.1)
+    a, b = (LocalTraining(mean=[0.5], std=[0.2], loss=loss) for _ in range(2))  # type: ignore[arg-type]
+    assert a == b and hash(a) == hash(b) and a.mean == (0.5,)
+
+
 def test_dropout_is_seeded_by_the_task_and_leaves_the_global_generator_alone() -> None:
     net, shape = NETWORKS["vgg"]()  # dropout, and a `view` that does not run with channels last
     graph = ChannelGraph(net, shape)

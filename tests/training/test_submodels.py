@@ -1,0 +1,38 @@
+"""A warm module that other cuts have used computes what a fresh submodel does."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from strata.cutting import ChannelGraph
+from strata.training.submodels import structure, warm
+from tests.networks import NETWORKS
+
+
+@pytest.mark.parametrize("name", ["gated", "padded_resnet", "vgg"])  # chunk, padding and view depend on what is kept
+def test_warm_equals_fresh(name: str) -> None:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        net, shape = NETWORKS[name]()
+    graph = ChannelGraph(net, shape)
+    state = net.state_dict()
+    images = torch.randn(3, *shape, generator=torch.Generator().manual_seed(1))
+    cuts = [graph.random(0.5, torch.Generator().manual_seed(seed)) for seed in range(6)]
+    cuts += [
+        graph.prefix(0.5),
+        graph.rolling(0.5, 3),
+        graph.rolling(0.5, 11),
+        graph.slt(1, 2, 0.5),
+        graph.slt(0, 2, 0.5),
+    ]
+    for training in (True, False):
+        for cut in cuts:
+            tensors = cut.extract(state)
+            used, fresh = warm(graph, cut), graph.submodel(cut, tensors)
+            used.load(tensors)
+            if training and name == "vgg":
+                continue  # dropout
+            results = [m.train(training)(x) for m, x in ((used.module, used.arranged(images)), (fresh, images))]
+            torch.testing.assert_close(*results, rtol=1e-3, atol=1e-4)
+    assert len({structure(graph, cut) for cut in cuts}) < len(cuts) or name == "padded_resnet"
