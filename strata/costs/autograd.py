@@ -177,6 +177,7 @@ class Simulation:
         return True
 
     def run_backward(self, loss: Value) -> None:
+        """All of backward; the loss and its gradient go at the end."""
         if loss.node is None:
             return
         seed = self.new(loss.shape, loss.itemsize)
@@ -198,6 +199,8 @@ class Simulation:
             for edge, result in zip(node.inputs, results, strict=False):
                 if edge is not None and result is not None:
                     self._hand_on(edge, result)
+        self.drop(seed)
+        self.drop(loss)
 
     def _validated(self, edge: Value | None, gradient: Value | None) -> Value | None:
         """Gradients of broadcast inputs are reduced while the node still holds everything."""

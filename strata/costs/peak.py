@@ -19,6 +19,7 @@ from strata.costs.rules import RULES, NoRule, itemsize
 from strata.cutting import Ref, SizedOp
 
 LABEL_BYTES = INDEX_BYTES = 8
+SCALARS = 12  # the momentum factor as a tensor
 
 
 @dataclass(frozen=True)
@@ -40,7 +41,7 @@ def peak(ops: Sequence[SizedOp], state_bytes: int, trained_sizes: Sequence[int],
     logits = _forward(sim, ops)
     sim.run_backward(_loss(sim, logits))
     # The optimizer goes through the parameters one by one; weight decay needs a copy of each gradient.
-    sim.passing(max(trained_sizes, default=0))
+    sim.passing(max(trained_sizes, default=0) + (SCALARS if momentum else 0))
     gradients = momenta + sim.gradients_at_peak
     return Peak(sim.peak, state_bytes, gradients, sim.peak - state_bytes - gradients)
 
