@@ -98,6 +98,10 @@ def add_run_arguments(parser: argparse.ArgumentParser) -> None:
     local.add_argument("--init", metavar="FILE", help="start from these weights (.safetensors or a torch state dict)")
     local.add_argument("--variant", metavar="NAME", help="of fd: device, shared or pool")
     local.add_argument("--pool", type=int, metavar="N", help="of fd's variant pool: number of sets")
+    local.add_argument(
+        "--exact", action="store_true", default=None,
+        help="simulate every device on its own; else narrow ones run as one network, equal up to float32 rounding",
+    )  # fmt: skip
     judge = parser.add_argument_group("evaluation")
     judge.add_argument("--eval-every", type=int, metavar="N", help="rounds (default: a hundredth of all, at least 1)")
     judge.add_argument("--bn", choices=("re-estimated", "batch"), help="batch norm in evaluation")
@@ -124,6 +128,7 @@ def given(args: argparse.Namespace) -> dict[str, Any]:
         None if args.head_fraction is None else parse_ratio(args.head_fraction, "the head fraction")
     )
     values["weighted"] = args.weighted
+    values["exact"] = args.exact
     for name in ("classes", "batch", "rounds", "patience"):
         text = getattr(args, name)
         values[name] = None if text is None else at_least_one(text, f"--{name}")

@@ -33,6 +33,7 @@ class Options:
     eval_every: int | None = None  # None: 100 times in a run, each round in short ones
     bn: str = "re-estimated"
     validation: float = 0.0
+    exact: bool = False  # every device on its own (the reference), also where cohorts would be quicker
 
     def __post_init__(self) -> None:
         if self.rounds < 1:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -14,11 +15,13 @@ from strata.cutting import ChannelGraph, Cut
 from strata.training import (
     Evaluation,
     LocalTraining,
+    Update,
     calibration_indices,
     combine,
     evaluate_units,
     plain_state,
     reestimated,
+    train_cohort,
     train_device,
     units,
 )
@@ -39,6 +42,21 @@ class TrainJob:
     samples: np.ndarray
     lr: float
     seed: int
+
+
+@dataclass(frozen=True)
+class CohortJob:
+    """Devices that are simulated as one vectorised network (training/cohorts.py); the answer is a list, in order."""
+
+    jobs: tuple[TrainJob, ...]
+
+
+@dataclass(frozen=True)
+class Failed:
+    """One device of a cohort gave no update."""
+
+    reason: str
+    detail: str
 
 
 @dataclass(frozen=True)
@@ -78,20 +96,43 @@ class DeviceProgram:
         if self.graph is None:
             self.graph = ChannelGraph(self.model, input_shape=self.input_shape)
 
-    def __call__(self, job: TrainJob | EvaluateJob | FinishJob, state: Mapping[str, Tensor]) -> Any:
+    def __call__(self, job: TrainJob | CohortJob | EvaluateJob | FinishJob, state: Mapping[str, Tensor]) -> Any:
         assert self.graph is not None
         if isinstance(job, TrainJob):
-            index = torch.from_numpy(np.ascontiguousarray(job.samples))
-            return train_device(
-                self.graph, job.task, job.task.cut.extract(state), self.train.images[index], self.train.labels[index],
-                self.training, job.lr, job.seed,
-            )  # fmt: skip
+            tensors = job.task.cut.extract(state)
+            return train_device(self.graph, job.task, tensors, *self._own(job), self.training, job.lr, job.seed)
+        if isinstance(job, CohortJob):
+            return self._train_together(job.jobs, state)
         if isinstance(job, FinishJob):
             return plain_state(self.graph, job.cut, state, self._calibration(job.seed), self.training)
         part = self.parts[job.part]
         return evaluate_units(
             self.graph, job.cut, self._tensors(job, state), part.images, part.labels, self.training, job.bn, job.numbers
         )
+
+    def _own(self, job: TrainJob) -> tuple[Tensor, Tensor]:
+        """The device's images and labels."""
+        index = torch.from_numpy(np.ascontiguousarray(job.samples))
+        return self.train.images[index], self.train.labels[index]
+
+    def _train_together(self, jobs: Sequence[TrainJob], state: Mapping[str, Tensor]) -> list[Update | Failed]:
+        assert self.graph is not None
+        tasks = [job.task for job in jobs]
+        try:
+            updates = train_cohort(
+                self.graph, tasks, [task.cut.extract(state) for task in tasks], [self._own(job) for job in jobs],
+                self.training, jobs[0].lr, jobs[0].seed,
+            )  # fmt: skip
+        except Exception:  # whoever is to blame shows when each is on its own
+            updates = None
+        return [self._alone(job, state) for job in jobs] if updates is None else list(updates)
+
+    def _alone(self, job: TrainJob, state: Mapping[str, Tensor]) -> Update | Failed:
+        try:
+            update: Update = self(job, state)
+            return update
+        except Exception as error:
+            return Failed(f"{type(error).__name__}: {error}", traceback.format_exc())
 
     def _tensors(self, job: EvaluateJob, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
         if job.bn == "batch":

@@ -75,6 +75,7 @@ class Request:
     eval_every: int | None = None
     bn: str = "re-estimated"
     validation: float = 0.0
+    exact: bool = False
 
     def __post_init__(self) -> None:
         if self.method not in METHODS:
@@ -164,7 +165,7 @@ class Request:
 
     def run_options(self) -> dict[str, Any]:
         names = ("per_round", "seed", "lr", "lr_end", "quorum", "dropout", "stragglers", "deadline", "weighted",
-                 "norm_bound", "eval_every", "bn", "validation")  # fmt: skip
+                 "norm_bound", "eval_every", "bn", "validation", "exact")  # fmt: skip
         lr = self.server_lr if self.server_lr is not None else 0.01 if self.server_optimizer == "adam" else 1.0
         server = ServerOptimizer(self.server_optimizer, lr, self.server_momentum)
         return {**{name: getattr(self, name) for name in names}, "server": server}

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from strata.engines import Engine
+from strata.engines import Engine, Outcome
 from strata.errors import BadInput
 from strata.federation.aggregation import RunningMean, ServerOptimizer, in_order
 from strata.federation.checking import problem_with
 from strata.federation.fleet import Fleet
 from strata.federation.holdings import BYTES_PER_VALUE
-from strata.federation.program import TrainJob
+from strata.federation.program import CohortJob, Failed, TrainJob
 from strata.federation.state import FederationState
 
 if TYPE_CHECKING:
@@ -41,6 +41,7 @@ class RoundSettings:
     weighted: bool = False
     server: ServerOptimizer = ServerOptimizer()
     norm_bound: float | None = None
+    together: Callable[[Sequence[TrainJob]], list[list[int]]] | None = None  # which jobs to vectorise; None: none
 
     def __post_init__(self) -> None:
         if self.per_round < 1:
@@ -140,9 +141,8 @@ def _attempt(
                 tally.train_flops += flops(task) * len(settings.partition[device]) * settings.epochs
     tally.asked |= cuts
     mean = RunningMean(state.tensors)
-    for outcome in in_order(engine.run(jobs, state.tensors)):
-        job, update = jobs[outcome.index], outcome.result
-        task = job.task
+    for job, outcome in _answers(engine, jobs, settings, state):
+        task, update = job.task, outcome.result
         reason = outcome.reason or problem_with(update, task, state.tensors, settings.norm_bound)
         if outcome.reason is None:  # whatever came, the device worked and sent
             tally.train_flops += flops(task) * len(job.samples) * settings.epochs
@@ -156,6 +156,28 @@ def _attempt(
         tally.loss_sum += update.loss * update.samples
         tally.samples += update.samples
     return mean, cuts
+
+
+def _answers(
+    engine: Engine, jobs: list[TrainJob], settings: RoundSettings, state: FederationState
+) -> Iterator[tuple[TrainJob, Outcome]]:
+    """One outcome per device, cohort by cohort. A cohort that fails as a whole is tried again device by device."""
+    groups = settings.together(jobs) if settings.together else [[index] for index in range(len(jobs))]
+    asked = [jobs[group[0]] if len(group) == 1 else CohortJob(tuple(jobs[i] for i in group)) for group in groups]
+    again: list[TrainJob] = []
+    for outcome in in_order(engine.run(asked, state.tensors)):
+        members = [jobs[index] for index in groups[outcome.index]]
+        if len(members) == 1:
+            yield members[0], outcome
+        elif outcome.reason is not None:
+            again += members
+        else:
+            for job, one in zip(members, outcome.result, strict=True):
+                failed = isinstance(one, Failed)
+                yield job, Outcome(0, None, one.reason, one.detail) if failed else Outcome(0, one)
+    if again:
+        for outcome in in_order(engine.run(again, state.tensors)):
+            yield again[outcome.index], outcome
 
 
 def upload_bytes(cut: Cut) -> int:

@@ -20,12 +20,12 @@ from strata.federation import describing
 from strata.federation.folder import RunFolder
 from strata.federation.interrupts import Interrupts
 from strata.federation.options import DEFAULT_ROUNDS, Options
-from strata.federation.program import DeviceProgram
+from strata.federation.program import DeviceProgram, TrainJob
 from strata.federation.progress import display
 from strata.federation.rounds import RoundSettings
 from strata.federation.session import Result, Session
 from strata.federation.trackers import MLflow, TensorBoard, check_extras
-from strata.training import LocalTraining, cosine
+from strata.training import COHORT, WIDEST, LocalTraining, cohorts, cosine
 
 if TYPE_CHECKING:
     from strata.cutting import ChannelGraph
@@ -74,6 +74,7 @@ def run(
         checked.fleet(), parts, checked.per_round, checked.quorum,
         lambda round: cosine(round, checked.rounds, checked.lr, checked.lr_end),
         checked.seed, training.epochs, checked.weighted, checked.server, checked.norm_bound,
+        None if checked.exact else lambda jobs: _together(method.graph, jobs, training),
     )  # fmt: skip
     config = {
         "settings": {
@@ -83,6 +84,7 @@ def run(
             "partition": partition if isinstance(partition, str) else describing.describe_partition(parts),
             "training": describing.describe_training(training),
             **checked.to_json(),
+            "vectorised": None if checked.exact else {"devices": COHORT, "widest": WIDEST},
         },
         "request": request,
         "versions": describing.versions(),
@@ -146,6 +148,10 @@ def complete(training: LocalTraining | None, data: FederatedData) -> LocalTraini
     if not training.mean and training.preparation is None:
         training = replace(training, mean=data.train.mean, std=data.train.std)
     return training
+
+
+def _together(graph: ChannelGraph, jobs: Sequence[TrainJob], training: LocalTraining) -> list[list[int]]:
+    return cohorts(graph, [job.task for job in jobs], [len(job.samples) for job in jobs], training)
 
 
 def _known(options: Mapping[str, Any]) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from torch import Tensor
 from strata.engines import LocalEngine
 from strata.errors import BadInput
 from strata.federation import session
-from strata.federation.program import DeviceProgram, TrainJob
+from strata.federation.program import CohortJob, DeviceProgram, TrainJob
 from tests.federation import tiny
 from tests.federation.tiny import bits, tiny_run
 
@@ -188,11 +188,13 @@ class KillsItself(DeviceProgram):
     always: bool
 
     def __call__(self, job: Any, state: Mapping[str, Tensor]) -> Any:
-        if isinstance(job, TrainJob) and job.task.device in self.victims:
-            mark = self.folder / f"{job.task.round}-{job.task.device}"
-            if self.always or not mark.exists():
+        jobs = job.jobs if isinstance(job, CohortJob) else (job,) if isinstance(job, TrainJob) else ()
+        victims = [one.task for one in jobs if one.task.device in self.victims]
+        marks = [self.folder / f"{task.round}-{task.device}" for task in victims]
+        if marks and (self.always or not all(mark.exists() for mark in marks)):
+            for mark in marks:
                 mark.touch()
-                os.kill(os.getpid(), signal.SIGKILL)
+            os.kill(os.getpid(), signal.SIGKILL)
         return super().__call__(job, state)
 
 

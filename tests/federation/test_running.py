@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from strata.errors import BadInput
 from strata.federation import RoundFailed, ServerOptimizer, session
 from strata.federation.folder import METRIC_KEYS
-from strata.training import LocalTraining
+from strata.training import COHORT, WIDEST, LocalTraining
 from tests.federation import tiny
 from tests.federation.tiny import bits, tiny_run
 
@@ -257,3 +257,17 @@ def test_server_memory_is_flat_in_the_size_of_the_fleet(tmp_path: Path) -> None:
         sizes[devices] = (peak, checkpoint)
     assert sizes[100_000][0] < 1.1 * sizes[100][0] + 200_000
     assert sizes[100_000][1] < sizes[100][1] + 1000
+
+
+def test_cohorts_give_the_reference_up_to_rounding_and_are_recorded(tmp_path: Path) -> None:
+    together, alone = tiny_run(tmp_path / "together", rounds=2), tiny_run(tmp_path / "alone", rounds=2, exact=True)
+    settings = [json.loads((run.out / "config.json").read_text())["settings"] for run in (together, alone)]
+    assert settings[0]["vectorised"] == {"devices": COHORT, "widest": WIDEST} and settings[1]["vectorised"] is None
+    for record, reference in zip(together.metrics, alone.metrics, strict=True):
+        same = ("round", "devices", "dropped", "upload_bytes", "download_bytes", "train_flops", "peak_bytes")
+        assert all(record[key] == reference[key] for key in same)
+        assert record["train_loss"] == pytest.approx(reference["train_loss"], rel=1e-4)
+    weights, reference_weights = together.state_dict(), alone.state_dict()
+    assert any(not torch.equal(weights[name], reference_weights[name]) for name in weights), "cohorts were not used"
+    for name, tensor in weights.items():
+        torch.testing.assert_close(tensor, reference_weights[name], rtol=1e-3, atol=1e-4)
