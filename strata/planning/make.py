@@ -127,9 +127,11 @@ def _infeasible(price: Pricing, budget: int, request: dict[str, object]) -> Plan
         at = price.at_batch(batch_size)
 
         def memory(k_frozen: int, k_trained: int, scale: float) -> int:
-            needed = at.memory(k_frozen, k_trained, scale)
-            # Accumulated gradients stay through the next forward pass; the paper's count holds them all along.
-            return needed.total + (needed.gradients if accumulating and price.accounting == "peak" else 0)
+            needed = at.bytes(k_frozen, k_trained, scale)
+            if accumulating and price.accounting == "peak":
+                # the gradients so far stay through the next forward pass; the paper's count holds them all along
+                needed += 4 * at.trained_parameters(k_frozen, k_trained, scale)
+            return needed
 
         return shortfall(memory, at.depth, narrowest, budget) is None
 

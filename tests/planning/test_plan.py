@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import strata
+from strata.costs.measured import measure_step, standing_tensors
 from strata.errors import BadInput
 from strata.models import resnet20
 from strata.planning import PlanInfeasible
@@ -212,6 +213,28 @@ def test_infeasible_says_what_would_fit() -> None:
     with pytest.raises(PlanInfeasible):
         plan(graph_of("ResNet20"), budget="8 MiB", batch_size=batch + 1)
     assert 1 <= data["micro_batch"] <= batch and data["micro_batch"] * data["accumulation_steps"] >= 32
+
+
+@pytest.mark.parametrize("where", [(0, 0, 1.0), (0, 1, 0.25), (6, 7, 0.5), (15, 16, 1.0)])
+def test_micro_batches_need_no_more_than_promised(where: tuple[int, int, float]) -> None:
+    """A step and the gradients kept from the micro-batch before, measured in real training."""
+    graph, micro = graph_of("ResNet20"), 8
+    model = graph.submodel(graph.slt(*where))
+    trained = [p for p in model.parameters() if p.requires_grad]
+    optimizer = torch.optim.SGD(trained, lr=0.0, momentum=0.9, weight_decay=1e-5)
+    images, labels = torch.zeros(micro, 3, 32, 32), torch.zeros(micro, dtype=torch.long)
+
+    def accumulate(steps: int) -> None:
+        for _ in range(steps):
+            torch.nn.functional.cross_entropy(model(images), labels).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    model.train()
+    accumulate(1)  # makes the momentum
+    measured = measure_step(lambda: accumulate(3), standing_tensors(model, optimizer, images, labels)).peak
+    price = Pricing(graph, micro, "peak")
+    assert price.bytes(*where) <= measured <= price.bytes(*where) + 4 * price.trained_parameters(*where)
 
 
 def test_true_peak_says_there_is_no_plan_at_an_eighth() -> None:
