@@ -56,7 +56,8 @@ def memory(graph: ChannelGraph, cut: Cut, batch_size: int, accounting: str = "pe
         return Memory(sum(parts), *parts, accounting)
     ops = graph.sized(cut, batch_size)
     weights = _state_bytes(graph, cut) + index_bytes(ops)
-    trained = [prod(cut.shapes[name]) * graph.state_dtypes[name].itemsize for name in cut.trained]
+    used = {op.state_name for op in ops}  # a parameter that takes no part has neither gradient nor momentum
+    trained = [prod(cut.shapes[name]) * graph.state_dtypes[name].itemsize for name in cut.trained if name in used]
     try:
         found = peak(ops, weights, trained, momentum)
     except NoRule:

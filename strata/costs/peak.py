@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from strata.costs.autograd import STANDING, Gradients, Simulation, Value
+from strata.costs.learned import learned
 from strata.costs.rules import RULES, NoRule, itemsize
 from strata.cutting import Ref, SizedOp
 
@@ -32,7 +33,7 @@ class Peak:
 
 def peak(ops: Sequence[SizedOp], state_bytes: int, trained_sizes: Sequence[int], momentum: bool = True) -> Peak:
     """Of the SizedOps of a cut; `state_bytes` are those of all its parameters and buffers, `trained_sizes` the bytes of
-    each trained parameter. Raises NoRule for an operator that rules.py does not know."""
+    each trained parameter. Raises NoRule for an operator that has no rule and cannot be learned."""
     trained = sum(trained_sizes)
     momenta = trained if momentum else 0
     batch = next(op for op in ops if op.kind == "input")
@@ -48,18 +49,12 @@ def peak(ops: Sequence[SizedOp], state_bytes: int, trained_sizes: Sequence[int],
 
 def _forward(sim: Simulation, ops: Sequence[SizedOp]) -> Value:
     values: dict[str, Any] = {}
+    dtypes: dict[str, Any] = {}
     gone_after = _last_uses(ops)
     for index, op in enumerate(ops):
         if op.kind == "op" or op.kind == "cut":
-            function = RULES.get(op.target)
-            if function is not None:
-                arguments = [_resolve(argument, values) for argument in op.args]
-                keywords = {key: _resolve(argument, values) for key, argument in op.kwargs.items()}
-                values[op.name] = function(sim, op, *arguments, **keywords)
-            elif op.dtype is None:
-                values[op.name] = None  # arithmetic on sizes
-            else:
-                raise NoRule(str(op.target))
+            values[op.name] = _apply(sim, op, values, dtypes)
+            dtypes[op.name] = op.dtype
             for name in gone_after[index]:
                 gone = values.pop(name)
                 for value in gone if isinstance(gone, list) else (gone,):
@@ -72,7 +67,22 @@ def _forward(sim: Simulation, ops: Sequence[SizedOp]) -> Value:
             value = Value(STANDING, op.shape, itemsize(op))
             value.requires_grad = value.parameter = op.kind == "parameter" and op.requires_grad
             values[op.name] = value
+            dtypes[op.name] = op.dtype
     raise ValueError("the graph has no output")
+
+
+def _apply(sim: Simulation, op: SizedOp, values: dict[str, Any], dtypes: dict[str, Any]) -> Any:
+    if op.dtype is None:
+        return None  # arithmetic on sizes
+    arguments = [_resolve(argument, values) for argument in op.args]
+    keywords = {key: _resolve(argument, values) for key, argument in op.kwargs.items()}
+    function = RULES.get(op.target)
+    if function is not None:
+        try:
+            return function(sim, op, *arguments, **keywords)
+        except NoRule:
+            pass  # a use of the operator that its rule does not cover
+    return learned(sim, op, (arguments, keywords), {id(values[name]): dtypes[name] for name in op.inputs})
 
 
 def _last_uses(ops: Sequence[SizedOp]) -> list[list[str]]:

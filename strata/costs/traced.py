@@ -1,7 +1,7 @@
 """The same number as peak.py for any operator: a training step on fake tensors, which have sizes but no memory.
 
 Slower than the closed form (some hundred milliseconds) and blind to temporaries inside operators, but for batch norm's;
-the fallback for networks with operators that the rules do not know.
+the fallback for networks with operators that the closed form neither knows nor can learn.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ def trace(module: nn.Module, input_shape: tuple[int, ...], batch_size: int, clas
 
         optimizer.zero_grad(set_to_none=True)
         step()
-        with _Storages(standing_tensors(module, optimizer, inputs, labels)) as storages:
+        with Storages(standing_tensors(module, optimizer, inputs, labels)) as storages:
             step()
     return storages.peak
 
 
-class _Storages(TorchDispatchMode):
+class Storages(TorchDispatchMode):
     """Follows every storage that an operator returns until it is gone."""
 
     def __init__(self, standing: list[Tensor]) -> None:
@@ -57,7 +57,10 @@ class _Storages(TorchDispatchMode):
         self.known: dict[int, tuple[Any, int]] = {}
         for tensor in standing:
             self._follow(tensor)
-        self.peak = self.live
+        self.start()
+
+    def start(self) -> None:
+        self.standing = self.peak = self.live
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         results = func(*args, **(kwargs or {}))

@@ -115,7 +115,7 @@ def clone(sim: Simulation, op: Any, x: Value, memory_format: Any = None) -> Valu
 
 @rule(aten.to.dtype, aten.type_as.default, aten.to.dtype_layout)
 def to_dtype(sim: Simulation, op: Any, x: Value, *_: Any, **__: Any) -> Value:
-    if itemsize(op) == x.itemsize and x.requires_grad:
+    if itemsize(op) == x.itemsize:
         return alias(sim, x)
     if x.requires_grad:
         raise NoRule("conversion between number formats in the trained part")
