@@ -85,7 +85,7 @@ class LocalEngine:
     ) -> None:
         if workers < 1:
             raise BadInput(f"workers must be at least 1, not {workers} (0 = no worker processes is InlineEngine)")
-        self._program = program
+        self._main, self._program, self._data = _pickled(program)
         self._size, self._shared, self._retries, self._timeout = workers, shared, retries, timeout
         self._workers: list[_Worker] = []
         self._block: Block | None = None
@@ -143,12 +143,15 @@ class LocalEngine:
             self._remove(worker)
         if self._process is not None:
             self._control.close()
+            self._pipe.close()
             self._process.kill()
             self._process.wait()
             self._process = None
         if self._block is not None:
             self._block.close()
             self._block = None
+        for block in self._data:
+            block.close()
 
     def _patience(self, busy: list[_Worker]) -> float | None:
         if self._timeout is None:
@@ -168,7 +171,6 @@ class LocalEngine:
 
     def _start(self) -> None:
         """Does not wait until the program is ready: that time is the caller's."""
-        main, data = _pickled(self._program)
         ours, theirs = socket.socketpair()
         threads = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
         path = os.pathsep.join(entry or os.getcwd() for entry in sys.path)
@@ -179,7 +181,14 @@ class LocalEngine:
         self._control, self._pipe = ours, Connection(os.dup(ours.fileno()))
         self._block_is_sent = False
         self._is_ready = False
-        threading.Thread(target=_send, args=(self._pipe, [wire.dump(main), data]), daemon=True).start()
+        threading.Thread(target=self._send_program, args=(self._control, self._pipe), daemon=True).start()
+
+    def _send_program(self, control: socket.socket, pipe: Connection) -> None:
+        with contextlib.suppress(OSError):  # the other end is gone: seen when it is asked for a worker
+            pipe.send_bytes(wire.dump((self._main, [block.layout for block in self._data])))
+            for block in self._data:
+                socket.send_fds(control, [b"."], [block.fd])
+            pipe.send_bytes(self._program)
 
     def _idle(self) -> _Worker:
         for worker in self._workers:
@@ -192,6 +201,7 @@ class LocalEngine:
             self._process.kill()
             self._process.wait()
             self._control.close()
+            self._pipe.close()
             self._start()
             try:
                 worker = self._fork()
@@ -229,12 +239,6 @@ class LocalEngine:
                 os.kill(worker.pid, signal.SIGKILL)
 
 
-def _send(pipe: Connection, messages: list[bytes]) -> None:
-    with contextlib.suppress(OSError):  # the other end is gone: seen when it is asked for a worker
-        for message in messages:
-            pipe.send_bytes(message)
-
-
 def _receive(pipe: Connection) -> tuple[Any, str | None, str] | None:
     try:
         answer: tuple[Any, str | None, str] = wire.load(pipe.recv_bytes())
@@ -253,20 +257,21 @@ def _is_child_of(pid: int, parent: int) -> bool:
         return False
 
 
-def _pickled(program: Program) -> tuple[str | None, bytes]:
+def _pickled(program: Program) -> tuple[str | None, bytes, list[Block]]:
+    """The script the program refers to, if any; the program; and its large tensors, in shared memory."""
     try:
-        data = wire.dump(program)
+        data, blocks = wire.dump_program(program)
     except Exception as error:
         raise BadInput(
             f"the model or training settings cannot be sent to worker processes ({error}): define them at the top "
             "level of a module, or use workers=0"
         ) from error
     if b"__main__" not in data:
-        return None, data
+        return None, data, blocks
     path = getattr(sys.modules["__main__"], "__file__", None)
     if path is None:
         raise BadInput(
             "the model is defined in an interactive session, which worker processes cannot see: put it in a module, "
             "or use workers=0"
         )
-    return os.path.abspath(path), data
+    return os.path.abspath(path), data, blocks

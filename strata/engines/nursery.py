@@ -53,11 +53,16 @@ def main() -> None:
     torch.set_num_threads(1)
     pipe = Connection(os.dup(control.fileno()))
     try:
-        main_path = wire.load(pipe.recv_bytes())
+        main_path, layouts = wire.load(pipe.recv_bytes())
+        blocks = []
+        for layout in layouts:
+            _, fds, _, _ = socket.recv_fds(control, 1, 1)
+            blocks.append(Block(layout, fds[0]))
+            blocks[-1].close()  # the memory stays mapped
         program_bytes = pipe.recv_bytes()
         if main_path is not None:  # the program refers to the user's script, as with multiprocessing's spawn
             multiprocessing.spawn.prepare({"init_main_from_path": main_path})
-        program = pickle.loads(program_bytes)
+        program = wire.load_program(program_bytes, blocks)
         del program_bytes
         program.ready()
     except EOFError:
@@ -74,10 +79,10 @@ def main() -> None:
             data = pipe.recv_bytes()
         except (EOFError, OSError):
             return
-        layout: Layout | None = wire.load(data)
+        new_layout: Layout | None = wire.load(data)
         _, fds, _, _ = socket.recv_fds(control, 1, 2)
-        if layout is not None:
-            state = Block(layout, fds.pop(0))
+        if new_layout is not None:
+            state = Block(new_layout, fds.pop(0))
         assert state is not None
         nursery = os.getpid()
         pid = os.fork()

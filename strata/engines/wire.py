@@ -1,19 +1,23 @@
 """Messages between the server process and its own workers (private pipes; nothing from outside is ever read here).
 
-A Cut is sent to each worker once and then referred to by its hash; tensors travel as plain arrays.
+A Cut is sent to each worker once and then referred to by its hash; tensors travel as plain arrays. The program's large
+tensors (the data set) do not travel at all: they lie in memory that all processes share.
 """
 
 from __future__ import annotations
 
 import io
 import pickle
-from collections.abc import Callable, MutableMapping
+from collections.abc import Callable, MutableMapping, Sequence
 from dataclasses import fields, is_dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from strata.engines.shared import Block
+
+LARGE = 1 << 20  # bytes
 KEPT = 64  # Cuts a worker remembers: enough for every step of a plan's round, bounded for random cuts
 
 
@@ -28,7 +32,7 @@ class _Pickler(pickle.Pickler):
         self._shared, self._known = shared, known
         self.fresh: dict[str, Any] = {}
 
-    def persistent_id(self, obj: Any) -> str | None:
+    def persistent_id(self, obj: Any) -> Any:
         if self._known is None or not isinstance(obj, self._shared):
             return None
         key: str = obj.hash  # type: ignore[attr-defined]
@@ -52,11 +56,11 @@ class _Pickler(pickle.Pickler):
 
 
 class _Unpickler(pickle.Unpickler):
-    def __init__(self, file: io.BytesIO, load: Callable[[str], Any]) -> None:
+    def __init__(self, file: io.BytesIO, load: Callable[[Any], Any]) -> None:
         super().__init__(file)
         self._load = load
 
-    def persistent_load(self, pid: str) -> Any:
+    def persistent_load(self, pid: Any) -> Any:
         return self._load(pid)
 
 
@@ -69,6 +73,37 @@ def dump(message: Any, shared: tuple[type, ...] = ()) -> bytes:
 
 def load(data: bytes) -> Any:
     return pickle.loads(data)
+
+
+class _ProgramPickler(_Pickler):
+    def __init__(self, file: io.BytesIO) -> None:
+        super().__init__(file, (), None)
+        self.blocks: list[Block] = []
+        self._places: dict[int, int] = {}
+        self._alive: list[Tensor] = []  # what is referred to by its id must not go before the end
+
+    def persistent_id(self, obj: Any) -> Any:
+        if type(obj) is not Tensor or obj.requires_grad or obj.device.type != "cpu" or 0 in obj.stride():
+            return None
+        if obj.numel() * obj.element_size() < LARGE:
+            return None
+        if id(obj) not in self._places:
+            self._places[id(obj)] = len(self.blocks)
+            self._alive.append(obj)
+            self.blocks.append(Block.holding({"": obj}))
+        return self._places[id(obj)]
+
+
+def dump_program(program: Any) -> tuple[bytes, list[Block]]:
+    """The program, and the blocks its large tensors were copied to."""
+    buffer = io.BytesIO()
+    pickler = _ProgramPickler(buffer)
+    pickler.dump(program)
+    return buffer.getvalue(), pickler.blocks
+
+
+def load_program(data: bytes, blocks: Sequence[Block]) -> Any:
+    return _Unpickler(io.BytesIO(data), lambda place: blocks[place].tensors[""]).load()
 
 
 class Sender:

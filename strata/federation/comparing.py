@@ -157,6 +157,7 @@ def draw(rows: Sequence[Row], out: Path) -> None:
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
+    from matplotlib.ticker import MaxNLocator
 
     figure, axes = pyplot.subplots(figsize=(7, 4.2), layout="constrained")
     for number, row in enumerate(rows):
@@ -168,6 +169,7 @@ def draw(rows: Sequence[Row], out: Path) -> None:
             high = [value + 100 * spread for value, spread in zip(values, row.spread, strict=True)]
             axes.fill_between(row.rounds, low, high, color=colour, alpha=0.15, linewidth=0)
     axes.set(xlabel="round", ylabel="test accuracy in %", ylim=(0, 100))
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.grid(alpha=0.3)
     axes.legend(loc="lower right", frameon=False)
     for suffix in ("png", "svg"):

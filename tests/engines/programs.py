@@ -26,6 +26,7 @@ class Echo:
 
     def __init__(self, folder: Path | None = None) -> None:
         self.folder = folder
+        self.held: dict[str, Tensor] = {}
 
     def ready(self) -> None:
         pass
@@ -34,6 +35,8 @@ class Echo:
         verb, *values = job
         if verb == "add":
             return values[0] + float(state["w"].sum())
+        if verb == "held":
+            return float(self.held[values[0]].double().sum())
         if verb == "raise":
             raise ValueError(values[0])
         if verb == "threads":

@@ -136,6 +136,28 @@ def test_a_hanging_job_ends_at_the_timeout_or_when_the_caller_gives_up(tmp_path:
         engine.close()
 
 
+def test_the_programs_large_tensors_lie_in_shared_memory() -> None:
+    big = torch.arange(1 << 18, dtype=torch.float32)
+    grey = torch.arange(1 << 20, dtype=torch.uint8).view(1024, 1, 1024).expand(-1, 3, -1)
+    program = Echo()
+    program.held = {"big": big, "again": big, "grey": grey, "small": big[:10], "parameter": torch.nn.Parameter(big)}
+    data, blocks = wire.dump_program(program)
+    assert len(blocks) == 3 and len(data) < 10_000
+    held = wire.load_program(data, blocks).held
+    assert held["big"] is held["again"] and held["grey"].stride() == grey.stride()
+    for name, tensor in program.held.items():
+        assert torch.equal(held[name], tensor) and type(held[name]) is type(tensor)
+    engine = LocalEngine(program, workers=2)
+    try:
+        assert engine._process is not None
+        assert answers(engine, [("held", "big"), ("held", "grey")]) == [float(big.sum()), float(grey.double().sum())]
+        os.kill(engine._process.pid, signal.SIGKILL)  # and it finds them again when started anew
+        assert eventually(lambda: not any(map(is_running, engine.worker_pids)), 30)
+        assert answers(engine, [("held", "grey")] * 2) == [float(grey.double().sum())] * 2
+    finally:
+        engine.close()
+
+
 def test_a_program_that_does_not_start_is_no_devices_fault() -> None:
     engine = LocalEngine(Broken(), workers=1)
     with pytest.raises(EngineFailed, match="no network here"):
