@@ -1,0 +1,93 @@
+"""An experiment is a value: its runs, and how their results become a table or a figure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from strata.errors import BadInput
+from strata.experiments.setups import SETUPS
+from strata.federation.request import Request
+
+if TYPE_CHECKING:
+    from strata.experiments.results import Results
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What the user chooses about an experiment."""
+
+    scale: float = 1.0  # share of the paper's rounds
+    seeds: int = 3
+    data_dir: str | None = None
+
+    def __post_init__(self) -> None:
+        if not 0 < self.scale <= 1:
+            raise BadInput(f"the scale is a share of the paper's rounds, above 0 and at most 1, not {self.scale:g}")
+        if self.seeds < 1:
+            raise BadInput(f"at least 1 seed is needed, not {self.seeds}")
+
+    def rounds(self, full: int) -> int:
+        return max(1, round(self.scale * full))
+
+
+@dataclass(frozen=True)
+class Cell:
+    """What is trained, apart from rounds and seed. Experiments that need the same cell share its runs."""
+
+    data: str
+    model: str
+    partition: str
+    constraints: tuple[float, ...]
+    method: str
+    variant: str = ""  # distinguishes cells of one method, such as equal or pool-5
+    options: tuple[tuple[str, Any], ...] = ()  # fields of Request
+
+    @property
+    def level(self) -> str:
+        return "+".join(f"{constraint:g}" for constraint in self.constraints)
+
+    @property
+    def name(self) -> str:
+        """Also its folder: cifar10/resnet20/iid/0.125/slt."""
+        method = f"{self.method}-{self.variant}" if self.variant else self.method
+        return "/".join((self.data, self.model, self.partition.replace(":", "-"), self.level, method))
+
+    def request(self, rounds: int, seed: int, data_dir: str | None) -> Request:
+        setup = SETUPS[self.data]
+        return Request(
+            model=self.model, data=self.data, data_dir=data_dir, partition=self.partition, method=self.method,
+            constraints=self.constraints, rounds=rounds, devices=setup.devices, per_round=setup.per_round, seed=seed,
+            bn="batch", **dict(self.options),
+        )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Run:
+    cell: Cell
+    request: Request
+
+    @property
+    def name(self) -> str:
+        """Also its folder below the experiments' one."""
+        return f"{self.cell.name}/rounds-{self.request.rounds}/seed-{self.request.seed}"
+
+
+@dataclass(frozen=True)
+class Experiment:
+    name: str
+    title: str
+    runs: tuple[Run, ...]
+    render: Callable[[Results, Path], list[Path]]  # results and a folder -> the files written there
+
+
+def runs_of(cells: list[Cell], asked: Asked) -> tuple[Run, ...]:
+    """Each cell once, with every seed; all cells with the first seed come first."""
+    unique = list(dict.fromkeys(cells))
+    return tuple(
+        Run(cell, cell.request(asked.rounds(SETUPS[cell.data].rounds), seed, asked.data_dir))
+        for seed in range(asked.seeds)
+        for cell in unique
+    )

@@ -1,0 +1,116 @@
+"""figure-communication: the highest accuracy so far over upload and over FLOPs, and what each method needs for it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from strata.experiments import drawing
+from strata.experiments.base import Asked, Experiment, runs_of
+from strata.experiments.curves import highest_so_far, mean_cost_to_reach
+from strata.experiments.formats import Table, write
+from strata.experiments.results import Outcome, Results
+from strata.experiments.setups import IID, label
+from strata.experiments.tables import PAIRS, Column, notes, record
+
+COSTS = (("upload_bytes", "upload in GB", 1e9), ("train_flops", "training in PFLOP", 1e15))
+
+
+def figure_communication(asked: Asked) -> Experiment:
+    """iid; the constraints of the paper's curves are not stated: all levels, one figure for each, with FedAvg."""
+    pairs = [pair for pair in PAIRS if pair[0] != "femnist"]
+    columns = [
+        Column(data, model, IID, (level,), ("slt", "small", "fedrolex", "fd"))
+        for data, model, levels in pairs
+        for level in levels
+    ]
+    full = {data: Column(data, model, IID, (1.0,), ("fedavg",)) for data, model, _ in pairs}
+    title = "Highest accuracy so far over upload and FLOPs"
+
+    def render(results: Results, out: Path) -> list[Path]:
+        tables, records, files, every = [], [], [], []
+        for column in columns:
+            cells = [*column.cells(), *full[column.data].cells()]
+            found = {cell.method: one for cell in cells if (one := results.of(cell)) is not None}
+            if not set(found) - {"fedavg"}:
+                continue
+            every.append(found)
+            level = f"{column.constraints[0]:g}"
+            files += draw(found, out, f"figure-{column.data}-{level}")
+            name = f"{label(column.data)}, {label(column.model)} at {level}"
+            tables.append(needed_table(name, found))
+            records += needed_records(found)
+        said = notes(every)
+        about = (
+            "Cost at the first evaluation at or above the accuracy, mean over seeds; – where not all seeds reach it; "
+            "in brackets, how many times SLT's. Upload counts trained parameters of all devices, FLOPs are those of "
+            "training. Methods that ran a different number of rounds say so."
+        )
+        return write(out, title, tables, records, [said[0], about, said[-1]], files)
+
+    cells = [cell for column in columns for cell in column.cells()]
+    cells += [cell for column in full.values() for cell in column.cells()]
+    return Experiment("figure-communication", title, runs_of(cells, asked), render)
+
+
+def draw(found: Mapping[str, Outcome], out: Path, name: str) -> list[Path]:
+    """Every seed is a line of its own: the costs at which seeds improve differ."""
+    with drawing.figure(out, name, 1, len(COSTS), sharey=True) as (axes, pictures):
+        for place, (cost, text, unit) in zip(axes[0], COSTS, strict=True):
+            for method, outcome in found.items():
+                for number, records in enumerate(outcome.metrics):
+                    points = highest_so_far(records, cost)
+                    place.step([spent / unit for spent, _ in points], [best for _, best in points], where="post",
+                               color=drawing.COLOURS[method], label=None if number else label(method),
+                               alpha=0.9)  # fmt: skip
+            place.set(xscale="log", xlabel=text)
+        axes[0][0].set(ylabel="highest accuracy in %", ylim=(0, None))
+        axes[0][0].legend()
+    return pictures
+
+
+def thresholds(found: Mapping[str, Outcome]) -> list[float]:
+    """Whole tens that some method reaches; whole fives where that gives fewer than three."""
+    best = max(
+        (max((best for _, best in highest_so_far(records, "upload_bytes")), default=0.0))
+        for outcome in found.values()
+        for records in outcome.metrics
+    )
+    step = 10 if best >= 30 else 5
+    return [float(step * n) for n in range(1, math.floor(best / step) + 1)]
+
+
+def needed(found: Mapping[str, Outcome], cost: str, accuracy: float) -> dict[str, float | None]:
+    return {method: mean_cost_to_reach(outcome.metrics, cost, accuracy) for method, outcome in found.items()}
+
+
+def needed_table(name: str, found: Mapping[str, Outcome]) -> Table:
+    rows = []
+    for cost, text, unit in COSTS:
+        for accuracy in thresholds(found):
+            spent = needed(found, cost, accuracy)
+            rows.append((f"{text} to {accuracy:g} %", *(_show(spent, method, unit) for method in found)))
+    mixed = len({outcome.rounds for outcome in found.values()}) > 1
+    header = (f"{label(m)}{f' [{outcome.rounds} rounds]' if mixed else ''}" for m, outcome in found.items())
+    return Table(name, ("needed", *header), tuple(rows))
+
+
+def _show(spent: Mapping[str, float | None], method: str, unit: float) -> str:
+    own, base = spent[method], spent.get("slt")
+    if own is None:
+        return "–"
+    ratio = f" ({own / base:.3g}×)" if base and method != "slt" else ""
+    return f"{own / unit:.3g}{ratio}"
+
+
+def needed_records(found: Mapping[str, Outcome]) -> list[dict[str, Any]]:
+    return [
+        {
+            **record(outcome.cell, outcome), "to_accuracy": accuracy,
+            **{cost: mean_cost_to_reach(outcome.metrics, cost, accuracy) for cost, _, _ in COSTS},
+        }
+        for accuracy in thresholds(found)
+        for outcome in found.values()
+    ]  # fmt: skip

@@ -1,0 +1,222 @@
+"""The paper's figures that come from runs of the tables, or of one sweep.
+
+Where the paper does not say at which constraint a figure was made, the choice is ours and is named beside it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from strata.experiments import drawing
+from strata.experiments.base import Asked, Cell, Experiment, runs_of
+from strata.experiments.curves import over_rounds, steps
+from strata.experiments.formats import Table, write
+from strata.experiments.results import Outcome, Results
+from strata.experiments.setups import IID, label
+from strata.experiments.tables import PAIRS, RESNET, Column, homogeneous, notes, record, write_table
+
+
+def figure_motivation(asked: Asked) -> Experiment:
+    """FedRolex and FD against the small model over the memory reduction; the runs are those of table-iid."""
+    pairs = [(data, model) for data, model, _ in PAIRS if data != "cifar100"]
+    columns = [
+        Column(column.data, column.model, column.partition, column.constraints,
+               tuple(method for method in column.methods if method != "slt"))
+        for data, model in pairs
+        for column in homogeneous(data, model, IID, RESNET)
+    ]  # fmt: skip
+    title = "FedRolex and FD against a small model"
+
+    def render(results: Results, out: Path) -> list[Path]:
+        files = write_table("table-iid", title, columns, results, out)
+        with drawing.figure(out, "figure", 1, len(pairs)) as (axes, pictures):
+            for place, pair in zip(axes[0], pairs, strict=True):
+                own = [column for column in columns if (column.data, column.model) == pair]
+                _over_reduction(place, own, results)
+                place.set(title=f"{label(pair[0])}, {label(pair[1])}", xlabel="memory reduction")
+            axes[0][0].set_ylabel("accuracy in %")
+            axes[0][0].legend()
+        return [*files, *pictures]
+
+    return Experiment(
+        "figure-motivation", title, runs_of([cell for column in columns for cell in column.cells()], asked), render
+    )
+
+
+def _over_reduction(axes: Any, columns: Sequence[Column], results: Results) -> None:
+    for method in ("small", "fedrolex", "fd"):
+        points = []
+        for column in sorted(columns, key=lambda column: -column.constraints[0]):
+            # at full width all methods are FedAvg
+            found = results.of(column.cell("fedavg" if column.constraints == (1.0,) else method))
+            if found is not None:
+                points.append((1 / column.constraints[0], found))
+        x = [reduction for reduction, _ in points]
+        y, spread = [found.mean for _, found in points], [found.std or 0.0 for _, found in points]
+        axes.errorbar(x, y, spread, marker="o", markersize=4, capsize=2, label=label(method),
+                      color=drawing.COLOURS[method])  # fmt: skip
+    axes.set_xscale("log", base=2)
+    axes.set_xticks([1, 2, 4, 8], ["1×", "2×", "4×", "8×"])
+    axes.set_ylim(bottom=0)
+
+
+def figure_steps(asked: Asked) -> Experiment:
+    """Accuracy and step over rounds. Constraints (ours): 0.25 for ResNets, 0.33 for DenseNet40."""
+    cells = [
+        Cell("cifar100", "densenet40", IID, (0.33,), "slt"),
+        Cell("cifar10", "resnet20", IID, (0.25,), "slt"),
+        Cell("tinyimagenet", "resnet44", IID, (0.25,), "slt"),
+    ]
+    title = "Accuracy and step of SLT over rounds"
+
+    def render(results: Results, out: Path) -> list[Path]:
+        lines = [Line(f"{label(c.data)}, {label(c.model)} at {c.level}", c) for c in cells]
+        with drawing.figure(out, "figure", 1, len(cells)) as (axes, pictures):
+            for place, line in zip(axes[0], lines, strict=True):
+                place.set(title=line.label, xlabel="round")
+                found = results.of(line.cell)
+                if found is not None:
+                    accuracy_and_steps(place, found)
+            axes[0][0].set_ylabel("accuracy in %")
+        return sweep_table(title, "network", lines, results, out, pictures)
+
+    return Experiment("figure-steps", title, runs_of(cells, asked), render)
+
+
+def accuracy_and_steps(axes: Any, found: Outcome) -> None:
+    """As in the paper: accuracy green, steps black on an axis of their own."""
+    curve = over_rounds(found.metrics)
+    drawing.band(axes, curve.x, curve.mean, curve.spread, color="#009E73")
+    other = axes.twinx()
+    other.step(*steps(found.metrics[0]), where="mid", color="black", linewidth=1)
+    other.set(ylabel="step n", ylim=(0, None))
+    other.grid(visible=False)
+    other.spines["right"].set_visible(True)
+
+
+@dataclass(frozen=True)
+class Line:
+    """One curve or point of a figure, and what it is called."""
+
+    label: str
+    cell: Cell
+
+
+def figure_limited_randomness(asked: Asked) -> Experiment:
+    """FD whose sets of channels come from a pool of |I|; the paper sweeps up to 500 without naming the points."""
+
+    def cell(method: str, name: str = "", **options: Any) -> Cell:
+        return Cell("cifar10", "resnet20", IID, (0.25,), method, name, tuple(options.items()))
+
+    sizes = (1, 2, 5, 10, 20, 50, 100, 200, 500)
+    pools = [Line(f"FD, |I| = {n}", cell("fd", f"pool-{n}", variant="pool", pool=n)) for n in sizes]
+    references = [
+        Line("FD, new set each round, all devices alike", cell("fd", "shared", variant="shared")),
+        Line("FD, new set each round and device", cell("fd")),
+        Line("FedRolex", cell("fedrolex")),
+        Line("small model", cell("small")),
+    ]
+    title = "FD with limited randomness: CIFAR10, ResNet20 at 0.25"
+
+    def render(results: Results, out: Path) -> list[Path]:
+        with drawing.figure(out, "figure") as (axes, pictures):
+            place = axes[0][0]
+            points = [(n, found) for n, line in zip(sizes, pools, strict=True) if (found := results.of(line.cell))]
+            spread = [found.std or 0.0 for _, found in points]
+            place.errorbar([n for n, _ in points], [found.mean for _, found in points], spread, marker="o",
+                           markersize=4, capsize=2, color=drawing.COLOURS["fd"], label="FD from a pool")  # fmt: skip
+            for line, style, colour in zip(references, ("--", ":", "-.", "--"),
+                                           ("#009E73", "#009E73", "#D55E00", "#000000"), strict=True):  # fmt: skip
+                if found := results.of(line.cell):
+                    place.axhline(found.mean, linestyle=style, color=colour, linewidth=1, label=line.label)
+            place.set(xscale="log", xlabel="number of sets |I|", ylabel="accuracy in %", ylim=(0, None))
+            place.legend()
+        return sweep_table(title, "sets", [*pools, *references], results, out, pictures)
+
+    lines = [line.cell for line in (*pools, *references)]
+    return Experiment("figure-limited-randomness", title, runs_of(lines, asked), render)
+
+
+def figure_ablation(asked: Asked) -> Experiment:
+    """A narrower head for fewer frozen layers. Constraint 0.25 and the fractions are our choice."""
+    fractions = (0.25, 0.5, 0.75, 1.0)
+    pairs = (("cifar10", "resnet20"), ("tinyimagenet", "resnet44"))
+
+    def cell(data: str, model: str, fraction: float) -> Cell:
+        plain = Cell(data, model, IID, (0.25,), "slt")
+        options = (("head_fraction", fraction),)
+        return plain if fraction == 1 else replace(plain, variant=f"head-{fraction:g}", options=options)
+
+    lines = [
+        Line(f"{label(data)}, {label(model)}, {fraction:g} s_n", cell(data, model, fraction))
+        for data, model in pairs
+        for fraction in fractions
+    ]
+    title = "Maximising s against more trained layers, at 0.25"
+
+    def render(results: Results, out: Path) -> list[Path]:
+        with drawing.figure(out, "figure", 1, len(pairs)) as (axes, pictures):
+            for place, (data, model) in zip(axes[0], pairs, strict=True):
+                points = [(f, found) for f in fractions if (found := results.of(cell(data, model, f)))]
+                spread = [found.std or 0.0 for _, found in points]
+                place.errorbar([f for f, _ in points], [found.mean for _, found in points], spread, marker="o",
+                               markersize=4, capsize=2, color=drawing.COLOURS["slt"])  # fmt: skip
+                place.set(title=f"{label(data)}, {label(model)}", xlabel="s_ablation / s_n", xlim=(0, 1.05))
+            axes[0][0].set_ylabel("accuracy in %")
+        return sweep_table(title, "share of s_n", lines, results, out, pictures)
+
+    return Experiment("figure-ablation", title, runs_of([line.cell for line in lines], asked), render)
+
+
+def figure_mapping(asked: Asked) -> Experiment:
+    """Schedules. Patience shrinks with the rounds (at least 1), so in short runs some of them are one and the same."""
+    by_patience: dict[int, list[int]] = {}
+    for patience in (5, 15, 25):
+        by_patience.setdefault(asked.rounds(patience), []).append(patience)
+
+    def cell(name: str = "", **options: Any) -> Cell:
+        return Cell("cifar10", "resnet20", IID, (0.25,), "slt", name, tuple(options.items()))
+
+    lines = [Line("cumulative", cell()), Line("equal", cell("equal", schedule="equal"))]
+    for patience, printed in by_patience.items():
+        names = ", ".join(map(str, printed))
+        scaled = "" if printed == [patience] else f" ({patience} here)"
+        variant = f"early-stopping-{printed[0]}"
+        lines.append(
+            Line(f"early stopping {names}{scaled}", cell(variant, schedule="early-stopping", patience=patience))
+        )
+    title = "Mapping of steps to rounds: CIFAR10, ResNet20 at 0.25"
+
+    def render(results: Results, out: Path) -> list[Path]:
+        with drawing.figure(out, "figure", 1, 2) as (axes, pictures):
+            left, right = axes[0]
+            for colour, line in zip(drawing.CYCLE, lines, strict=False):
+                if found := results.of(line.cell):
+                    curve = over_rounds(found.metrics)
+                    drawing.band(left, curve.x, curve.mean, curve.spread, color=colour, label=line.label)
+                    right.step(*steps(found.metrics[0]), where="mid", color=colour)
+            left.set(xlabel="round", ylabel="accuracy in %", ylim=(0, None))
+            right.set(xlabel="round", ylabel="step n", ylim=(0, None))
+            left.legend()
+        return sweep_table(title, "schedule", lines, results, out, pictures)
+
+    return Experiment("figure-mapping", title, runs_of([line.cell for line in lines], asked), render)
+
+
+def sweep_table(
+    title: str, what: str, lines: Sequence[Line], results: Results, out: Path, pictures: list[Path]
+) -> list[Path]:
+    """The numbers behind a figure. `pictures` is filled once its `with figure` has ended."""
+    found = {line.label: results.of(line.cell) for line in lines}
+    rows = [
+        (name, "–", "–", "–") if one is None else (name, str(one), str(one.rounds), str(one.seeds))
+        for name, one in found.items()
+    ]
+    table = Table(title, (what, "accuracy in %", "rounds", "seeds"), tuple(rows))
+    records = [{"label": line.label, **record(line.cell, found[line.label])} for line in lines]
+    said = notes([{name: one for name, one in found.items() if one is not None}])
+    without_ranking = [said[0], "The paper gives no numbers for this figure's curves.", said[-1]]
+    return write(out, title, [table], records, without_ranking, pictures)

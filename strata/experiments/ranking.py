@@ -1,0 +1,51 @@
+"""Does the order of methods agree with the paper's? By pairs, so that a part of the methods can be judged too."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import combinations
+
+from strata.experiments.published import Value
+from strata.experiments.results import Outcome
+from strata.experiments.setups import label
+
+AGREES, DIFFERS, NOTHING = "✓", "✗", "–"
+
+
+@dataclass(frozen=True)
+class Turned:
+    """A pair of methods that the paper has the other way round."""
+
+    better: str  # here
+    worse: str
+    within_std: bool  # the published means differ by less than their standard deviations together
+
+
+@dataclass(frozen=True)
+class Ranking:
+    pairs: int  # that could be compared: both run here with equal rounds, and not equal in the paper
+    turned: tuple[Turned, ...]
+
+    @property
+    def mark(self) -> str:
+        return NOTHING if not self.pairs else DIFFERS if self.turned else AGREES
+
+    def __str__(self) -> str:
+        pairs = (f"{label(t.better)} > {label(t.worse)}{'°' if t.within_std else ''}" for t in self.turned)
+        return f"{self.mark} {'; '.join(pairs)}".strip()
+
+
+def rank(ours: Mapping[str, Outcome], published: Mapping[str, Value]) -> Ranking:
+    pairs, turned = 0, []
+    for first, second in combinations([method for method in published if method in ours], 2):
+        gap = published[first].mean - published[second].mean
+        if ours[first].rounds != ours[second].rounds or gap == 0:
+            continue
+        pairs += 1
+        better, worse = (first, second) if ours[first].mean > ours[second].mean else (second, first)
+        if ours[first].mean != ours[second].mean and (better == first) != (gap > 0):
+            spread = math.hypot(published[first].std, published[second].std)
+            turned.append(Turned(better, worse, abs(gap) < spread))
+    return Ranking(pairs, tuple(turned))

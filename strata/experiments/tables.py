@@ -1,0 +1,196 @@
+"""The paper's tables of accuracies: ours beside the published value, and whether the order of methods agrees."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from strata.experiments.base import Asked, Cell, Experiment, runs_of
+from strata.experiments.formats import Table, write
+from strata.experiments.published import Value, citation, published
+from strata.experiments.ranking import rank
+from strata.experiments.results import Outcome, Results, show
+from strata.experiments.setups import IID, NONIID, SETUPS, label
+
+HOMOGENEOUS = ("slt", "small", "fedrolex", "fd")
+HETEROGENEOUS = (*HOMOGENEOUS, "heterofl", "fjord")
+RESNET, DENSENET = (0.125, 0.25, 0.5), (0.33, 0.66)
+PAIRS = (
+    ("cifar10", "resnet20", RESNET),
+    ("femnist", "resnet20", RESNET),
+    ("cifar100", "densenet40", DENSENET),
+    ("tinyimagenet", "resnet44", RESNET),
+)
+
+
+@dataclass(frozen=True)
+class Column:
+    """Methods under the same memory, data and network."""
+
+    data: str
+    model: str
+    partition: str
+    constraints: tuple[float, ...]
+    methods: tuple[str, ...]
+
+    @property
+    def section(self) -> tuple[str, str, str]:
+        return self.data, self.model, self.partition
+
+    def cell(self, method: str) -> Cell:
+        # the small model is that of the weakest device, whatever others there are: one run serves all of them
+        constraints = (min(self.constraints),) if method == "small" else self.constraints
+        return Cell(self.data, self.model, self.partition, constraints, method)
+
+    def cells(self) -> list[Cell]:
+        return [self.cell(method) for method in self.methods]
+
+    def published(self, table: str) -> dict[str, Value]:
+        return published(table, *self.section, self.constraints)
+
+
+def homogeneous(data: str, model: str, partition: str, levels: Sequence[float]) -> list[Column]:
+    constrained = [Column(data, model, partition, (level,), HOMOGENEOUS) for level in levels]
+    return [*constrained, Column(data, model, partition, (1.0,), ("fedavg",))]
+
+
+def table_iid(asked: Asked) -> Experiment:
+    columns = [column for data, model, levels in PAIRS for column in homogeneous(data, model, IID, levels)]
+    return _table("table-iid", "Accuracy with iid data", columns, asked)
+
+
+def table_noniid(asked: Asked) -> Experiment:
+    columns = [column for data, model, levels in PAIRS for column in homogeneous(data, model, NONIID, levels)]
+    return _table("table-noniid", "Accuracy with non-iid data", columns, asked)
+
+
+def table_heterogeneous(asked: Asked) -> Experiment:
+    """Devices are split equally over the levels. The data are non-iid."""
+    densenet = [(0.33, 0.66), (0.33, 0.66, 1.0)]
+    resnet = [(0.125, 0.25), (0.125, 0.25, 0.5), (0.125, 0.25, 0.5, 1.0)]
+    columns = [Column("cifar100", "densenet40", NONIID, levels, HETEROGENEOUS) for levels in densenet]
+    columns += [Column("tinyimagenet", "resnet44", NONIID, levels, HETEROGENEOUS) for levels in resnet]
+    return _table("table-heterogeneous", "Accuracy with devices of different memory, non-iid data", columns, asked)
+
+
+def table_imagenet(asked: Asked) -> Experiment:
+    columns = [
+        column for partition in (IID, NONIID) for column in homogeneous("imagenet64", "resnet56", partition, RESNET)
+    ]
+    return _table("table-imagenet", "Accuracy on ImageNet at 64×64", columns, asked)
+
+
+def table_digits(asked: Asked) -> Experiment:
+    """Not of the paper: all methods on the data set in the package, in minutes."""
+    columns = homogeneous("digits", "resnet20", IID, (0.125, 0.25))
+    return _table("table-digits", "Accuracy on digits (not in the paper; a quick try)", columns, asked)
+
+
+def _table(name: str, title: str, columns: Sequence[Column], asked: Asked) -> Experiment:
+    def render(results: Results, out: Path) -> list[Path]:
+        return write_table(name, title, columns, results, out)
+
+    return Experiment(name, title, runs_of([cell for column in columns for cell in column.cells()], asked), render)
+
+
+# --- rendering -----------------------------------------------------------------------------------------------------
+
+
+def write_table(name: str, title: str, columns: Sequence[Column], results: Results, out: Path) -> list[Path]:
+    found = {column: outcomes(column, results) for column in columns}
+    sections = list(dict.fromkeys(column.section for column in columns))
+    tables = [
+        _section(name, {column: ours for column, ours in found.items() if column.section == section})
+        for section in sections
+    ]
+    records = [record for column, ours in found.items() for record in _records(name, column, ours)]
+    return write(out, title, tables, records, notes(found.values()))
+
+
+def outcomes(column: Column, results: Results) -> dict[str, Outcome]:
+    every = ((method, results.of(column.cell(method))) for method in column.methods)
+    return {method: outcome for method, outcome in every if outcome is not None}
+
+
+def _section(name: str, found: dict[Column, dict[str, Outcome]]) -> Table:
+    columns = list(found)
+    methods = list(dict.fromkeys(method for column in columns for method in column.methods))
+    rows = [
+        (label(method), *(_cell(column, method, ours, column.published(name)) for column, ours in found.items()))
+        for method in methods
+    ]
+    rows.append(("ranking", *(str(rank(ours, column.published(name))) for column, ours in found.items())))
+    rows.append(("rounds (of the paper's)", *(_rounds(column, ours) for column, ours in found.items())))
+    rows.append(("seeds", *(_seeds(ours.values()) for ours in found.values())))
+    data, model, partition = columns[0].section
+    header = (
+        "ours (published), accuracy in %",
+        *("+".join(f"{c:g}" for c in column.constraints) for column in columns),
+    )
+    return Table(f"{label(data)}, {label(model)}, {label(partition)}", header, tuple(rows))
+
+
+def _cell(column: Column, method: str, ours: dict[str, Outcome], theirs: dict[str, Value]) -> str:
+    if method not in column.methods:
+        return ""
+    mixed = len({outcome.rounds for outcome in ours.values()}) > 1
+    own = "–" if method not in ours else f"{ours[method]}{f' [{ours[method].rounds} rounds]' if mixed else ''}"
+    return f"{own} ({show(theirs[method].mean, theirs[method].std)})" if method in theirs else own
+
+
+def _rounds(column: Column, ours: dict[str, Outcome]) -> str:
+    used = sorted({outcome.rounds for outcome in ours.values()}, reverse=True)
+    return f"{'/'.join(map(str, used)) or '–'} ({SETUPS[column.data].rounds})"
+
+
+def _seeds(ours: Iterable[Outcome]) -> str:
+    return "/".join(map(str, sorted({outcome.seeds for outcome in ours}, reverse=True))) or "–"
+
+
+def _records(name: str, column: Column, ours: dict[str, Outcome]) -> list[dict[str, Any]]:
+    theirs = column.published(name)
+    ranking = rank(ours, theirs)
+    records = []
+    for method in column.methods:
+        outcome, value = ours.get(method), theirs.get(method)
+        records.append(
+            {
+                **record(column.cell(method), outcome),
+                "levels": "+".join(f"{c:g}" for c in column.constraints),
+                "published_mean": value and value.mean, "published_std": value and value.std,
+                "published_rounds": SETUPS[column.data].rounds if value else None,
+                "ranking": {"✓": "agrees", "✗": "differs", "–": None}[ranking.mark],
+            }
+        )  # fmt: skip
+    return records
+
+
+def record(cell: Cell, outcome: Outcome | None) -> dict[str, Any]:
+    """The fields that every CSV has; accuracies in percent."""
+    std = None if outcome is None else outcome.std
+    return {
+        "data": cell.data, "model": cell.model, "partition": cell.partition, "levels": cell.level,
+        "method": cell.method, "variant": cell.variant or None,
+        "accuracy_mean": outcome and round(outcome.mean, 4),
+        "accuracy_std": None if std is None else round(std, 4),
+        "seeds": outcome and outcome.seeds, "rounds": outcome and outcome.rounds,
+        "bn": outcome and outcome.bn, "accounting": outcome and outcome.accounting,
+    }  # fmt: skip
+
+
+def notes(found: Iterable[dict[str, Outcome]]) -> list[str]:
+    """What every table says below itself."""
+    every = [outcome for ours in found for outcome in ours.values()]
+    modes = sorted({outcome.bn for outcome in every})
+    accountings = sorted({outcome.accounting for outcome in every} - {"-"})
+    return [
+        f"Batch norm in evaluation: {', '.join(modes) or 'no run is finished'}. "
+        f"Accounting of SLT's plans: {', '.join(accountings) or 'no SLT run is finished'}. "
+        "± is the sample standard deviation over seeds; a single seed has none.",
+        "Ranking: ✓ every pair of methods that ran with equal rounds is in the paper's order; ✗ with the pairs that "
+        "are not, as they came out here; ° the published means of that pair differ by less than their standard "
+        "deviations; – nothing to compare. Accuracy of another number of rounds than the paper's is not the paper's experiment.",
+        f"Published values: {citation()}",
+    ]
