@@ -79,23 +79,24 @@ def run(args: argparse.Namespace) -> int:
 
     from strata.cutting import ChannelGraph  # torch: only once everything above has been read
     from strata.planning.make import plan
-    from strata.planning.runtime import runtime_bytes, start_measuring
+    from strata.planning.runtime import runtime_bytes, start_measuring, stop_measuring
 
     model = model_of(args)
-    runtime = None if args.json else start_measuring()
+    runtime = None if args.json else start_measuring()  # in the background, while the plan is made
     try:
         graph = ChannelGraph(model, input_shape=shape)
         if args.classes is not None and graph.classes != int(args.classes):
             raise BadInput(f"--classes is {args.classes}, but {args.model} has {graph.classes} outputs")
         found = plan(graph, name=args.model, **settings)
+        if runtime is not None:
+            show(found, runtime_bytes(runtime))
     except PlanInfeasible as error:
         if args.json:
             print(json.dumps(error.to_json(), indent=2))
         raise
     finally:
-        held = None if runtime is None else runtime_bytes(runtime)
-    if held is not None:
-        show(found, held)
+        if runtime is not None:
+            stop_measuring(runtime)
     if args.picture:
         from strata.planning.picture import save_picture
 
@@ -137,7 +138,7 @@ def picture_format(path: str | None) -> None:
         raise BadInput(f"--picture is a .png, .svg or .pdf file, such as plan.png, not {path!r}")
 
 
-def show(plan: Plan, runtime: int) -> None:
+def show(plan: Plan, runtime: int | None) -> None:
     from rich.console import Console
 
     console = Console(highlight=False)
@@ -146,10 +147,13 @@ def show(plan: Plan, runtime: int) -> None:
     console.print(plan)
     for pinned in plan.graph.pinned:
         console.print(f"Kept at full width, for want of a rule: {pinned}", markup=False)
-    console.print(
-        f"A whole device needs {show_bytes(plan.budget_bytes + runtime)}: the budget and the "
-        f"{show_bytes(runtime)} that Python and torch hold resident (measured here)."
-    )
+    if runtime is None:
+        console.print("What Python and torch themselves hold resident could not be measured here.")
+    else:
+        console.print(
+            f"A whole device needs {show_bytes(plan.budget_bytes + runtime)}: the budget and the "
+            f"{show_bytes(runtime)} that Python and torch hold resident (measured here)."
+        )
 
 
 def short_reason(error: str | None) -> str:

@@ -36,9 +36,20 @@ def start_measuring() -> subprocess.Popen[str]:
     )  # fmt: skip
 
 
-def runtime_bytes(child: subprocess.Popen[str] | None = None) -> int:
-    out, _ = (child or start_measuring()).communicate(timeout=120)
-    return int(json.loads(out))
+def runtime_bytes(child: subprocess.Popen[str] | None = None) -> int | None:
+    """None where it cannot be measured: no Linux, or no memory for a second process."""
+    child = child or start_measuring()
+    try:
+        out, _ = child.communicate(timeout=120)
+    except subprocess.TimeoutExpired:
+        stop_measuring(child)
+        return None
+    return None if child.returncode else int(json.loads(out))
+
+
+def stop_measuring(child: subprocess.Popen[str]) -> None:
+    child.kill()
+    child.wait()
 
 
 def child_environment() -> dict[str, str]:

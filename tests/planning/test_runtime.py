@@ -1,10 +1,17 @@
 from __future__ import annotations
 
-from strata.planning.runtime import data_bytes, resident_bytes, runtime_bytes
+from strata.planning.runtime import data_bytes, resident_bytes, runtime_bytes, start_measuring, stop_measuring
 
 
 def test_python_and_torch_hold_a_plausible_amount() -> None:
-    assert 60 * 2**20 < runtime_bytes() < 1500 * 2**20
+    held = runtime_bytes()
+    assert held is not None and 60 * 2**20 < held < 1500 * 2**20
+
+
+def test_what_cannot_be_measured_is_none() -> None:
+    child = start_measuring()
+    stop_measuring(child)
+    assert runtime_bytes(child) is None
 
 
 def test_own_process() -> None:
