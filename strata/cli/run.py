@@ -33,7 +33,7 @@ EXAMPLES = """examples:
 SIMPLE = (
     "model", "data", "partition", "method", "variant", "pool", "accounting", "schedule", "init", "epochs", "momentum",
     "weight_decay", "proximal", "augmentation", "micro_batch", "devices", "per_round", "seed", "lr", "lr_end", "quorum",
-    "dropout",
+    "dropout", "device",
     "stragglers", "deadline", "server_optimizer", "server_lr", "server_momentum", "norm_bound", "eval_every", "bn",
     "validation",
 )  # fmt: skip
@@ -102,6 +102,11 @@ def add_run_arguments(parser: argparse.ArgumentParser) -> None:
         "--exact", action="store_true", default=None,
         help="simulate every device on its own; else narrow ones run as one network, equal up to float32 rounding",
     )  # fmt: skip
+    local.add_argument(
+        "--compile", action="store_true", default=None,
+        help="compile the networks of narrow devices: about a minute for each step, then up to 1.4 times as fast",
+    )  # fmt: skip
+    local.add_argument("--device", metavar="NAME", help="where networks run: cpu (default), cuda, cuda:N")
     judge = parser.add_argument_group("evaluation")
     judge.add_argument("--eval-every", type=int, metavar="N", help="rounds (default: a hundredth of all, at least 1)")
     judge.add_argument("--bn", choices=("re-estimated", "batch"), help="batch norm in evaluation")
@@ -129,6 +134,7 @@ def given(args: argparse.Namespace) -> dict[str, Any]:
     )
     values["weighted"] = args.weighted
     values["exact"] = args.exact
+    values["compile"] = args.compile
     for name in ("classes", "batch", "rounds", "patience"):
         text = getattr(args, name)
         values[name] = None if text is None else at_least_one(text, f"--{name}")

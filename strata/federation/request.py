@@ -76,6 +76,8 @@ class Request:
     bn: str = "re-estimated"
     validation: float = 0.0
     exact: bool = False
+    device: str = "cpu"
+    compile: bool = False
 
     def __post_init__(self) -> None:
         if self.method not in METHODS:
@@ -142,7 +144,7 @@ class Request:
         augmentation = data.augmentation if self.augmentation is None else self.augmentation
         training = LocalTraining(
             self.batch, self.epochs, self.momentum, self.weight_decay, self.proximal, augmentation,
-            micro_batch=self.micro_batch,
+            micro_batch=self.micro_batch, device=self.device, compile=self.compile,
         )  # fmt: skip
         return complete(training, data)
 

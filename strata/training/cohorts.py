@@ -30,9 +30,8 @@ COHORT = 5  # devices in one network: two cohorts make a usual round of ten, one
 WIDEST = 8.0  # channels; wider networks fill the machine one by one (benchmarks/training.py)
 KEPT = 8  # grouped networks per graph that stay built
 
-_grouped: weakref.WeakKeyDictionary[ChannelGraph, OrderedDict[tuple[str, int], Grouped | None]] = (
-    weakref.WeakKeyDictionary()
-)
+_Key = tuple[str, int, str, bool]  # structure of the cut, number of devices, where it runs, whether compiled
+_grouped: weakref.WeakKeyDictionary[ChannelGraph, OrderedDict[_Key, Grouped | None]] = weakref.WeakKeyDictionary()
 
 
 def cohorts(graph: ChannelGraph, tasks: Sequence[Task], samples: Sequence[int], settings: LocalTraining,
@@ -58,7 +57,7 @@ def train_cohort(
 
     Per device: `tensors`, its cut's part of the server's state, and `data`, uint8 images and labels."""
     count = len(data[0][1])
-    network = _network(graph, tasks[0].cut, len(tasks))
+    network = _network(graph, tasks[0].cut, len(tasks), settings)
     if network is None:
         return None
     network.load(tensors)
@@ -70,7 +69,7 @@ def train_cohort(
     for step in zip(*streams, strict=True):
         optimizer.zero_grad()
         outputs = network([x for x, _ in step])
-        labels = torch.stack([y for _, y in step])
+        labels = torch.stack([y for _, y in step]).to(settings.device)
         losses = functional.cross_entropy(outputs.flatten(0, 1), labels.flatten(), reduction="none")
         losses = losses.view(labels.shape).mean(1)  # each device's own; their gradients do not meet
         losses.sum().backward()
@@ -78,10 +77,10 @@ def train_cohort(
             assert parameter.grad is not None
             parameter.grad.add_(parameter.detach() - received, alpha=settings.proximal)
         optimizer.step()
-        totals += losses.detach().double() * labels.shape[1]
+        totals += losses.detach().double().cpu() * labels.shape[1]
     optimizer.zero_grad()
     mean = totals / (settings.epochs * count)
-    warm(graph, tasks[0].cut).load(tensors[0])
+    warm(graph, tasks[0].cut, settings.device).load(tensors[0])
     peak = peak_bytes(graph, tasks[0], *data[0], settings)  # of a single device on its own, and alike for all
     return [
         Update(task.round, task.device, update, count, float(loss), peak, task.cut.hash)
@@ -113,12 +112,12 @@ def _split(group: list[int]) -> list[list[int]]:
     return [group[a:b] for a, b in zip(edges, edges[1:], strict=False)]
 
 
-def _network(graph: ChannelGraph, cut: Cut, devices: int) -> Grouped | None:
+def _network(graph: ChannelGraph, cut: Cut, devices: int, settings: LocalTraining) -> Grouped | None:
     known = _grouped.setdefault(graph, OrderedDict())
-    key = (structure(graph, cut), devices)
+    key = (structure(graph, cut), devices, settings.device, settings.compile)
     if key not in known:
         try:
-            known[key] = Grouped(graph, cut, devices)
+            known[key] = Grouped(graph, cut, devices, settings.device, settings.compile)
         except NotVectorisable:
             known[key] = None
         while len(known) > KEPT:

@@ -72,7 +72,7 @@ def evaluate_units(
 ) -> list[Unit]:
     """These units of the test set. For `re-estimated`, `tensors` come from statistics.reestimated."""
     units(len(labels), bn)
-    small = warm(graph, cut)
+    small = warm(graph, cut, settings.device)
     small.load(tensors)
     small.module.eval()
     order = torch.arange(len(labels))
@@ -83,7 +83,7 @@ def evaluate_units(
     with torch.inference_mode():
         for number in numbers:
             index = batches[number]
-            x, y = small.arranged(settings.prepared(images[index])), labels[index]
+            x, y = small.arranged(settings.prepared(images[index])), labels[index].to(small.device)
             if bn == "batch":
                 with BatchStatistics():
                     outputs = small.module(x)

@@ -31,9 +31,11 @@ class NotVectorisable(Exception):
 class Grouped(nn.Module):
     """`devices` copies of the cut's submodel. Parameter names are the full model's with dots replaced."""
 
-    def __init__(self, graph: ChannelGraph, cut: Cut, devices: int) -> None:
+    def __init__(
+        self, graph: ChannelGraph, cut: Cut, devices: int, device: str = "cpu", compiled: bool = False
+    ) -> None:
         super().__init__()
-        self.cut, self.devices = cut, devices
+        self.cut, self.devices, self.device = cut, devices, device
         self._plan = _Plan(graph, cut, devices)
         self.own: dict[str, nn.Parameter] = {}
         for name in cut.trained:
@@ -42,19 +44,25 @@ class Grouped(nn.Module):
             parameter = nn.Parameter(self._zeros(name))
             self.register_parameter(name.replace(".", "_"), parameter)
             self.own[name] = parameter
+        self.to(device)
         self.frozen: list[dict[str, Tensor]] = []
+        self._trained: Callable[..., Tensor] = _Trained(self._plan, self.own)
+        if compiled:  # of straight code: a compiler would break the graph at every closure
+            self._trained = torch.compile(fx.symbolic_trace(self._trained), dynamic=False)
 
     def load(self, tensors: Sequence[Mapping[str, Tensor]]) -> None:
         """What each device received: of cuts of the same structure, maybe of different channels."""
         with torch.no_grad():
             for name, parameter in self.own.items():
                 parameter.copy_(torch.stack([one[name] for one in tensors]).view(parameter.shape))
-        self.frozen = [{name: _arranged(one[name]) for name in self._plan.frozen_names} for one in tensors]
+        self.frozen = [
+            {name: _arranged(one[name].to(self.device)) for name in self._plan.frozen_names} for one in tensors
+        ]
 
     def updates(self) -> list[dict[str, Tensor]]:
         """Per device, the trained parameters in the cut's shapes."""
         split = {
-            name: parameter.detach().reshape(self.devices, *self.cut.shapes[name])
+            name: parameter.detach().cpu().reshape(self.devices, *self.cut.shapes[name])
             for name, parameter in self.own.items()
         }
         return [{name: parts[d].clone() for name, parts in split.items()} for d in range(self.devices)]
@@ -63,13 +71,26 @@ class Grouped(nn.Module):
         """One batch per device, all of one size; logits [devices, batch, classes]."""
         with torch.no_grad():
             pairs = zip(self.frozen, images, strict=True)
-            boundary = [self._plan.run_frozen(state, _arranged(x)) for state, x in pairs]
-        values = {node: _side_by_side([one[node] for one in boundary]) for node in self._plan.boundary}
-        return self._plan.run_trained(self.own, values)
+            boundary = [self._plan.run_frozen(state, _arranged(x.to(self.device))) for state, x in pairs]
+        return self._trained([_side_by_side([one[node] for one in boundary]) for node in self._plan.boundary])
 
     def _zeros(self, name: str) -> Tensor:
         copies = torch.zeros(self.devices, *self.cut.shapes[name])
         return _arranged(copies if name in self._plan.multiplied else copies.flatten(0, 1))
+
+
+class _Trained(nn.Module):
+    """The trained part as a function of the values at its boundary, in the plan's order."""
+
+    def __init__(self, plan: _Plan, own: Mapping[str, nn.Parameter]) -> None:
+        super().__init__()
+        self._plan, self._names = plan, {name: name.replace(".", "_") for name in own}
+        for name, parameter in own.items():
+            self.register_parameter(self._names[name], parameter)
+
+    def forward(self, boundary: Sequence[Tensor]) -> Tensor:
+        own = {name: getattr(self, attribute) for name, attribute in self._names.items()}
+        return self._plan.run_trained(own, {node: boundary[i] for i, node in enumerate(self._plan.boundary)})
 
 
 def _arranged(tensor: Tensor) -> Tensor:

@@ -17,7 +17,7 @@ from strata.errors import BadInput
 from strata.methods.base import Task
 from strata.seeds import derive, generator
 from strata.training.memory import peak_bytes
-from strata.training.settings import LocalTraining
+from strata.training.settings import LocalTraining, seeded
 from strata.training.submodels import warm
 from strata.training.trainer import Trainer
 
@@ -51,12 +51,11 @@ def train_device(
     """`tensors`: task.cut.extract(server state). `images` (uint8) and `labels`: the device's own. `seed`: the run's."""
     if len(labels) == 0:
         raise BadInput(f"device {task.device} has no samples: every device needs at least one")
-    warm(graph, task.cut).load(tensors)
+    warm(graph, task.cut, settings.device).load(tensors)
     trainer = Trainer(graph, task, settings, lr)
     levels = generator(seed, "fjord level", task.round, task.device)
     total = 0.0
-    with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(derive(seed, "dropout", task.round, task.device))
+    with seeded(settings.device, derive(seed, "dropout", task.round, task.device)):
         for x, y in batches(images, labels, settings, seed, task):
             level = int(torch.randint(len(trainer.levels), (), generator=levels))
             total += trainer.step(x, y, level) * len(y)
@@ -65,7 +64,7 @@ def train_device(
         round=task.round,
         device=task.device,
         tensors={
-            name: parameter.detach().clone(memory_format=torch.contiguous_format)
+            name: parameter.detach().clone(memory_format=torch.contiguous_format).cpu()
             for name, parameter in zip(task.cut.trained, trainer.parameters, strict=True)
         },
         samples=len(labels),

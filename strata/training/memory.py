@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from strata.costs import measure_step
+from strata.costs.measured import live_bytes, measure_step
 from strata.training.settings import LocalTraining
 from strata.training.submodels import structure
 from strata.training.trainer import Trainer
@@ -34,7 +34,7 @@ def peak_bytes(graph: ChannelGraph, task: Task, images: Tensor, labels: Tensor, 
         with torch.random.fork_rng(devices=[]):
             x, y = settings.augmented(images[:size], torch.Generator().manual_seed(0)), labels[:size]
             trainer = Trainer(graph, task, settings, lr=0.01)
-            x = trainer.outer.arranged(x)
+            x, y = trainer.outer.arranged(x), y.to(settings.device)
             trainer.step(x, y)  # momentum exists from the first step on
             known[key] = max(_peak(trainer, x, y, level) for level in range(len(trainer.levels)))
             trainer.release()
@@ -43,4 +43,10 @@ def peak_bytes(graph: ChannelGraph, task: Task, images: Tensor, labels: Tensor, 
 
 def _peak(trainer: Trainer, x: Tensor, y: Tensor, level: int) -> int:
     trainer.release()
-    return measure_step(lambda: trainer.step(x, y, level), trainer.standing(x, y)).peak
+    standing = trainer.standing(x, y)
+    if x.device.type == "cuda":  # its allocator keeps the count
+        torch.cuda.reset_peak_memory_stats(x.device)
+        before = torch.cuda.memory_allocated(x.device)
+        trainer.step(x, y, level)
+        return live_bytes(standing) + torch.cuda.max_memory_allocated(x.device) - before
+    return measure_step(lambda: trainer.step(x, y, level), standing).peak

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -23,6 +24,28 @@ def cross_entropy(outputs: Tensor, labels: Tensor) -> Tensor:
     return functional.cross_entropy(outputs, labels)
 
 
+def check_device(name: str) -> None:
+    try:
+        device = torch.device(name)
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        reason = " ".join(str(error).split())[:200]
+        raise BadInput(f"device {name!r} cannot be used here ({reason}): give cpu, cuda or cuda:N") from error
+    if device.type not in ("cpu", "cuda"):
+        raise BadInput(f"device {name!r} is not supported: give cpu, cuda or cuda:N")
+
+
+@contextmanager
+def seeded(device: str, seed: int) -> Iterator[None]:
+    """What layers draw for themselves (dropout) comes from this seed; afterwards the generators are as before."""
+    where = torch.device(device)
+    with torch.random.fork_rng(devices=[where] if where.type == "cuda" else []):
+        torch.default_generator.manual_seed(seed)
+        if where.type == "cuda":
+            torch.cuda.manual_seed(seed)
+        yield
+
+
 @dataclass(frozen=True)
 class LocalTraining:
     """loss, optimizer, transform may be any functions; of a module's top level, so that workers can import them."""
@@ -40,6 +63,8 @@ class LocalTraining:
     transform: Transform | None = None  # replaces augmentation and normalisation in training
     preparation: Preparation | None = None  # replaces normalisation in evaluation
     micro_batch: int | None = None  # samples at a time, gradients accumulated over the batch; batch norm sees only them
+    device: str = "cpu"  # where the network runs, such as cuda; each kind of device has its own bits
+    compile: bool = False  # vectorised networks through torch.compile: pays in long runs (docs/performance.md)
 
     def __post_init__(self) -> None:
         for name in ("mean", "std"):  # lists are welcome, but settings are hashed
@@ -56,6 +81,7 @@ class LocalTraining:
             value = getattr(self, name)
             if not value >= 0 or value == float("inf"):
                 raise BadInput(f"{name} must be 0 or more, not {value!r}")
+        check_device(self.device)
         if self.transform is not None and self.preparation is None:
             raise BadInput("a transform for training needs a preparation for evaluation beside it: give both")
         if self.momentum >= 1:

@@ -56,7 +56,7 @@ def reestimated(
     """`tensors` (of the cut) with running statistics measured on these training images."""
     if not graph.buffer_names:  # nothing that could hold statistics
         return dict(tensors)
-    small = warm(graph, cut)
+    small = warm(graph, cut, settings.device)
     small.load(tensors)
     small.module.eval()
     with torch.inference_mode():
@@ -65,7 +65,7 @@ def reestimated(
                 small.module(small.arranged(settings.prepared(batch)))
     result = dict(tensors)
     for name in graph.buffer_names:
-        result[name] = small.state[name].detach().clone(memory_format=torch.contiguous_format)
+        result[name] = small.state[name].detach().clone(memory_format=torch.contiguous_format).cpu()
     return result
 
 

@@ -34,6 +34,7 @@ class Warm:
     channels_last: bool
     parameters: dict[str, nn.Parameter]
     state: dict[str, Tensor]  # parameters and buffers: the module's own tensors
+    device: str = "cpu"
 
     @cached_property
     def bytes(self) -> int:
@@ -47,15 +48,16 @@ class Warm:
             parameter.grad = None
 
     def arranged(self, images: Tensor) -> Tensor:
+        images = images.to(self.device)
         return images.contiguous(memory_format=torch.channels_last) if self.channels_last else images
 
 
-def warm(graph: ChannelGraph, cut: Cut) -> Warm:
+def warm(graph: ChannelGraph, cut: Cut, device: str = "cpu") -> Warm:
     """The module for this cut, with whatever weights it had last: `load` comes next."""
     modules = _cache.setdefault(graph, OrderedDict())
-    key = structure(graph, cut)
+    key = f"{structure(graph, cut)} {device}"
     if key not in modules:
-        modules[key] = _build(graph, cut)
+        modules[key] = _build(graph, cut, device)
     modules.move_to_end(key)
     while len(modules) > KEPT or (len(modules) > 2 and sum(kept.bytes for kept in modules.values()) > KEPT_BYTES):
         modules.popitem(last=False)
@@ -84,10 +86,12 @@ def _digest(graph: ChannelGraph, cut: Cut) -> str:
     return digest.hexdigest()
 
 
-def _build(graph: ChannelGraph, cut: Cut) -> Warm:
+def _build(graph: ChannelGraph, cut: Cut, device: str) -> Warm:
     module: nn.Module = graph.submodel(cut)
     channels_last = len(graph.input_shape) == 3 and _runs_channels_last(module, graph.input_shape)
-    return Warm(module, channels_last, dict(module.named_parameters()), dict(module.state_dict(keep_vars=True)))
+    module.to(device)
+    state = dict(module.state_dict(keep_vars=True))
+    return Warm(module, channels_last, dict(module.named_parameters()), state, device)
 
 
 def _runs_channels_last(module: nn.Module, input_shape: tuple[int, ...]) -> bool:

@@ -27,13 +27,14 @@ class Trainer:
     def __init__(self, graph: ChannelGraph, task: Task, settings: LocalTraining, lr: float) -> None:
         self.settings = settings
         self.names = task.cut.trained
-        self.outer = warm(graph, task.cut)
+        self.outer = warm(graph, task.cut, settings.device)
         self.outer.module.train()
         self.parameters = [self.outer.parameters[name] for name in self.names]
         self.received = [p.detach().clone() for p in self.parameters] if settings.proximal else []
         self.optimizer = settings.new_optimizer(self.parameters, lr)
         self.levels = [
-            None if level == task.cut else (level.within(task.cut), warm(graph, level)) for level in task.levels
+            None if level == task.cut else (level.within(task.cut), warm(graph, level, settings.device))
+            for level in task.levels
         ] or [None]
         for level in self.levels:
             if level is not None:
@@ -66,7 +67,7 @@ class Trainer:
         return sum(self._backward_of(small, part, labels, len(labels) / len(y)) for part, labels in parts)
 
     def _backward_of(self, small: Warm, x: Tensor, y: Tensor, share: float) -> float:
-        loss = self.settings.loss(small.module(small.arranged(x)), y)
+        loss = self.settings.loss(small.module(small.arranged(x)), y.to(small.device))
         loss = loss if share == 1 else loss * share
         loss.backward()
         return loss.item()

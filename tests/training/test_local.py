@@ -246,3 +246,11 @@ def test_bad_input() -> None:
     ):  # fmt: skip
         with pytest.raises(BadInput):
             LocalTraining(**wrong)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("device", ["cuda", "mps", "meta", "toaster"])
+def test_a_device_that_is_not_there_is_refused(device: str) -> None:
+    if device == "cuda" and torch.cuda.is_available():
+        pytest.skip("there is one")
+    with pytest.raises(BadInput, match="give cpu, cuda or cuda:N"):
+        LocalTraining(device=device)
