@@ -176,7 +176,9 @@ class LocalEngine:
         path = os.pathsep.join(entry or os.getcwd() for entry in sys.path)
         environment = {**os.environ, **threads, "PYTHONPATH": path, IN_WORKER: "1"}
         command = [sys.executable, "-m", "strata.engines.nursery", str(theirs.fileno()), str(os.getpid())]
-        self._process = subprocess.Popen(command, pass_fds=[theirs.fileno()], env=environment, stdin=subprocess.DEVNULL)
+        self._process = subprocess.Popen(  # a session of its own: Ctrl-C is for the server alone
+            command, pass_fds=[theirs.fileno()], env=environment, stdin=subprocess.DEVNULL, start_new_session=True
+        )
         theirs.close()
         self._control, self._pipe = ours, Connection(os.dup(ours.fileno()))
         self._block_is_sent = False

@@ -15,14 +15,14 @@ from strata.data import FederatedData, ImageSet, hold_out, load
 from strata.engines import Engine
 from strata.errors import BadInput
 from strata.federation.aggregation import ServerOptimizer
+from strata.federation.choosing import check_levels, method_named
 from strata.federation.files import read_json
 from strata.federation.folder import differences
 from strata.federation.progress import display
 from strata.federation.running import complete, make_engine, run
 from strata.federation.session import Result
-from strata.methods import METHODS, create
-from strata.methods.budgets import largest_scale
 from strata.models.loading import load_model
+from strata.planning.schedules import DEFAULT_PATIENCE
 from strata.seeds import derive
 from strata.training import LocalTraining
 
@@ -47,7 +47,7 @@ class Request:
     budgets: tuple[int, ...] = ()
     accounting: str | None = None
     schedule: str = "cumulative"
-    patience: int = 15
+    patience: int = DEFAULT_PATIENCE
     head_fraction: float = 1.0
     init: str | None = None
     batch: int = 32
@@ -80,15 +80,7 @@ class Request:
     compile: bool = False
 
     def __post_init__(self) -> None:
-        if self.method not in METHODS:
-            raise BadInput(f"there is no method {self.method!r}: choose one of {', '.join(METHODS)}")
-        if self.constraints and self.budgets:
-            raise BadInput("give either --constraint or --budget, not both")
-        if not (self.constraints or self.budgets) and self.method != "fedavg":
-            raise BadInput(
-                f"{self.method} needs to know what a device can hold: give --constraint, such as 0.25, or --budget, "
-                "such as 24MiB"
-            )
+        check_levels(self.method, self.constraints, self.budgets)
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -149,21 +141,13 @@ class Request:
         return complete(training, data)
 
     def make_method(self, graph: ChannelGraph) -> Method:
-        from strata.planning import plan
-
         named: list[tuple[str, Any]] = [("variant", self.variant), ("pool", self.pool)]
-        options = {name: value for name, value in named if value is not None}
-        if METHODS[self.method].needs_plan:
-            levels: dict[str, Any] = {"budget": self.budgets} if self.budgets else {"constraint": self.constraints}
-            made = plan(
-                graph, graph.input_shape, self.batch, **levels, rounds=self.rounds, accounting=self.accounting,
-                schedule=self.schedule, head_fraction=self.head_fraction, patience=self.patience, name=self.model,
-            )  # fmt: skip
-            return create(self.method, graph, plan=made, **options)
-        constraints = self.constraints or tuple(
-            largest_scale(graph, budget, self.batch, self.accounting or "peak") for budget in self.budgets
-        )
-        return create(self.method, graph, constraints=constraints or (1.0,), seed=self.seed, **options)
+        return method_named(
+            self.method, graph, constraints=self.constraints, budgets=self.budgets, batch_size=self.batch,
+            rounds=self.rounds, seed=self.seed, accounting=self.accounting, schedule=self.schedule,
+            head_fraction=self.head_fraction, patience=self.patience, model_name=self.model,
+            **{name: value for name, value in named if value is not None},
+        )  # fmt: skip
 
     def run_options(self) -> dict[str, Any]:
         names = ("per_round", "seed", "lr", "lr_end", "quorum", "dropout", "stragglers", "deadline", "weighted",

@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from torch import nn
 
-from strata.cutting import Cut
+from strata.cutting import ChannelGraph, Cut
 from strata.data import FederatedData, ImageSet, Partition, from_indices, hold_out, parse_partition
 from strata.engines import Engine, InlineEngine, LocalEngine, default_workers
 from strata.engines.local import IN_WORKER
 from strata.errors import BadInput
 from strata.federation import describing
+from strata.federation.choosing import method_named
 from strata.federation.folder import RunFolder
 from strata.federation.interrupts import Interrupts
 from strata.federation.options import DEFAULT_ROUNDS, Options
@@ -28,16 +29,17 @@ from strata.federation.trackers import MLflow, TensorBoard, check_extras
 from strata.training import COHORT, WIDEST, LocalTraining, cohorts, cosine
 
 if TYPE_CHECKING:
-    from strata.cutting import ChannelGraph
     from strata.methods import Method
 
 
 def run(
     model: nn.Module,
     data: FederatedData,
-    method: Method,
+    method: Method | str,
     *,
     out: str | Path,
+    constraint: float | Sequence[float] | None = None,
+    budget: int | str | Sequence[int | str] | None = None,
     rounds: int | None = None,
     partition: str | Partition | Sequence[Sequence[int] | np.ndarray] = "iid",
     training: LocalTraining | None = None,
@@ -52,19 +54,28 @@ def run(
     request: Mapping[str, Any] | None = None,
     **options: Any,
 ) -> Result:
-    """Trains `model` over the fleet by `method` (such as strata.SLT(plan)) into the folder `out`.
+    """Trains `model` over the fleet by `method` into the folder `out`.
 
+    `method` is such as strata.SLT(plan), or a name with a `constraint` (0.25) or `budget` ("24 MiB"; several: levels).
     `options` are those of `Options` (per_round, seed, lr, quorum, dropout, ...). `resume=True` continues in `out` to
     the bits of a run that never stopped. `workers=0` does all work in this process. The model itself is not changed.
     """
     if os.environ.get(IN_WORKER):
         raise BadInput("strata.run was called while a worker process imported your script: put the call under "
                        "`if __name__ == '__main__':`")  # fmt: skip
+    training = complete(training, data)
+    if isinstance(method, str):
+        method = method_named(
+            method, ChannelGraph(model, data.input_shape), constraints=_several(constraint), budgets=_several(budget),
+            batch_size=training.batch_size, rounds=rounds or DEFAULT_ROUNDS, seed=options.get("seed", 0),
+            model_name=type(model).__name__,
+        )  # fmt: skip
+    elif constraint is not None or budget is not None:
+        raise BadInput("the method already knows what devices can hold: give a constraint or budget with a name only")
     checked = Options(**_known(options), rounds=_rounds(method, rounds), devices=_devices(partition, devices))
     if checkpoint_every < 1:
         raise BadInput(f"checkpoints are every 1 or more rounds, not every {checkpoint_every}")
     _check_fit(method, model, data)
-    training = complete(training, data)
     held: ImageSet | None = None
     description = describing.describe_data(data)
     if checked.validation:
@@ -152,6 +163,12 @@ def complete(training: LocalTraining | None, data: FederatedData) -> LocalTraini
 
 def _together(graph: ChannelGraph, jobs: Sequence[TrainJob], training: LocalTraining) -> list[list[int]]:
     return cohorts(graph, [job.task for job in jobs], [len(job.samples) for job in jobs], training)
+
+
+def _several(value: Any) -> tuple[Any, ...]:
+    if value is None:
+        return ()
+    return (value,) if isinstance(value, (int, float, str)) else tuple(value)
 
 
 def _known(options: Mapping[str, Any]) -> dict[str, Any]:

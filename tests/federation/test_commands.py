@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -116,7 +117,7 @@ def test_bad_input_is_one_sentence_exit_code_2_and_nothing_overwritten(capsys: p
         ([*fd, "--out", "new", "--devices", "5000"], "would leave devices empty"),
         ([*fd, "--out", "new", "--method", "magic"], "no method 'magic'"),
         (["run", *SMALL, "--method", "fd", "--out", "new"], "fd needs to know what a device can hold"),
-        ([*fd, "--out", "new", "--budget", "1MiB"], "either --constraint or --budget"),
+        ([*fd, "--out", "new", "--budget", "1MiB"], "either a constraint or a budget"),
         ([*fd, "--out", "/proc/strata/run"], "cannot write to"),
         ([*fd, "--out", "strata_run_nets.py"], "not a folder"),
         ([*fd, "--out", "new", "--init", "no.safetensors"], "no file no.safetensors"),
@@ -177,3 +178,22 @@ def test_compare_trains_tells_draws_and_finishes_what_is_unfinished(capsys: pyte
     assert code == 2 and "once each" in err
     code, _, err = strata(capsys, "compare", "--methods", "slt,magic", *SMALL, "--constraint", "0.75", "--out", "x")
     assert code == 2 and "no method 'magic'" in err and not Path("x").exists()
+
+
+def test_ctrl_c_with_workers_saves_says_how_to_go_on_and_shows_no_traceback() -> None:
+    arguments = ["run", *SMALL[:-1], "--method", "fd", "--constraint", "0.75", "--rounds", "200", "--workers", "2"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "strata", *arguments, "--out", "run"], stderr=subprocess.PIPE, text=True,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}, start_new_session=True,
+    )  # fmt: skip
+    assert process.stderr is not None
+    text = ""
+    while "round 2/200" not in text:
+        line = process.stderr.readline()
+        assert line, text
+        text += line
+    os.killpg(process.pid, signal.SIGINT)  # as a terminal does
+    text += process.stderr.read()
+    assert process.wait() == 130
+    assert "continue with: strata run --resume run" in text and "Traceback" not in text
+    process.stderr.close()

@@ -14,6 +14,7 @@ from types import FrameType
 from typing import Any
 
 import pytest
+import torch
 from torch import Tensor
 
 from strata.engines import LocalEngine
@@ -55,6 +56,7 @@ def killed_at(number: int, out: Path, **options: Any) -> bool:
     if pid == 0:
         code = 1
         try:
+            torch.set_num_threads(1)  # threads do not survive a fork
             sys.setprofile(at_event(number, lambda: os.kill(os.getpid(), signal.SIGKILL)))
             tiny_run(out, resume=(out / "config.json").exists(), **{**OPTIONS, **options})
             code = 0
@@ -114,6 +116,7 @@ def test_killed_at_every_event_of_a_checkpoint(
 
             Checkpoints.save = save  # type: ignore[method-assign]
             try:
+                torch.set_num_threads(1)
                 tiny_run(out, **OPTIONS)
             finally:
                 os._exit(1)
@@ -267,6 +270,7 @@ def test_a_full_disk_stops_the_run_with_the_last_checkpoint_intact(reference: Pa
     if pid == 0:
         code = 1
         try:
+            torch.set_num_threads(1)
             original = session.play
 
             def play(*arguments: Any) -> Any:

@@ -157,6 +157,13 @@ def test_options_of_the_loop_work_with_every_method(tmp_path: Path) -> None:
         assert tuned.summary["model_sha256"] != plain.summary["model_sha256"]
 
 
+def test_a_method_by_its_name(reference: Path, tmp_path: Path) -> None:
+    tiny_run(tmp_path / "run", method="fd", constraint=0.5)
+    assert bits(tmp_path / "run") == bits(reference)
+    result = tiny_run(tmp_path / "slt", method="slt", budget="40 KiB")
+    assert result.summary["method"] == "slt"
+
+
 def test_bad_input_is_one_sentence_and_leaves_no_folder(tmp_path: Path) -> None:
     out = tmp_path / "run"
     lists = [[0, 1], [], [2]]
@@ -173,6 +180,9 @@ def test_bad_input_is_one_sentence_and_leaves_no_folder(tmp_path: Path) -> None:
         ({"workers": -1}, "workers are 0"),
         ({"checkpoint_every": 0}, "every 1 or more"),
         ({"seed": -1}, "seed"),
+        ({"method": "fd"}, "fd needs to know what a device can hold"),
+        ({"method": "magic", "constraint": 0.5}, "no method 'magic'"),
+        ({"constraint": 0.5}, "already knows what devices can hold"),
         ({"name": "slt", "method": tiny.method("slt", rounds=5)}, "for 5 rounds and the run for 6"),
     ):
         with pytest.raises(BadInput, match=says):
