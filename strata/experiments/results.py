@@ -59,6 +59,11 @@ class Outcome:
         return "/".join(sorted(found))
 
     @cached_property
+    def request(self) -> dict[str, Any]:
+        """What the first seed's run was asked for."""
+        return dict(read_json(self.folders[0] / "config.json").get("request") or {})
+
+    @cached_property
     def metrics(self) -> list[list[dict[str, Any]]]:
         """Per seed, one record a round."""
         return [read_metrics(folder) for folder in self.folders]

@@ -122,7 +122,7 @@ def _section(name: str, found: dict[Column, dict[str, Outcome]]) -> Table:
         for method in methods
     ]
     rows.append(("ranking", *(str(rank(ours, column.published(name))) for column, ours in found.items())))
-    rows.append(("rounds (of the paper's)", *(_rounds(column, ours) for column, ours in found.items())))
+    rows.append(("rounds (full length)", *(_rounds(column, ours) for column, ours in found.items())))
     rows.append(("seeds", *(_seeds(ours.values()) for ours in found.values())))
     data, model, partition = columns[0].section
     header = (
@@ -191,6 +191,7 @@ def notes(found: Iterable[dict[str, Outcome]]) -> list[str]:
         "± is the sample standard deviation over seeds; a single seed has none.",
         "Ranking: ✓ every pair of methods that ran with equal rounds is in the paper's order; ✗ with the pairs that "
         "are not, as they came out here; ° the published means of that pair differ by less than their standard "
-        "deviations; – nothing to compare. Accuracy of another number of rounds than the paper's is not the paper's experiment.",
+        "deviations; – nothing to compare. Accuracy of another number of rounds than the paper's is not the paper's "
+        "experiment.",
         f"Published values: {citation()}",
     ]

@@ -1,0 +1,187 @@
+"""What runs will cost, before they start: FLOPs in closed form, seconds from a quick calibration. No data needed."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from strata.costs import flops
+from strata.cutting import ChannelGraph
+from strata.experiments.setups import SETUPS, Setup
+from strata.federation.session import flops_of_tasks
+from strata.methods import SLT, Task
+from strata.models.loading import load_model
+from strata.training import LocalTraining, cohorts, train_cohort, train_device
+
+if TYPE_CHECKING:
+    from strata.cutting import Cut
+    from strata.experiments.base import Run
+    from strata.federation.request import Request
+    from strata.methods import Method
+
+BATCHES = 2  # per device in a calibration, after one to warm up
+BATCH_EVALUATED = 64
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """Of a whole run. Seconds are those of one core, None without calibration."""
+
+    train_flops: float
+    forward_flops: float  # of evaluations
+    seconds: float | None
+
+    @property
+    def flops(self) -> float:
+        return self.train_flops + self.forward_flops
+
+
+@dataclass(frozen=True)
+class Phase:
+    """Rounds in which devices do the same kind of work."""
+
+    rounds: int
+    tasks: tuple[Task, ...]  # one device of each level
+    evaluated: Cut
+
+
+@dataclass(frozen=True)
+class Network:
+    graph: ChannelGraph
+    state: Mapping[str, Tensor]
+
+
+@dataclass
+class Estimator:
+    """Remembers networks, costs and measurements, so that runs that are alike cost nothing more."""
+
+    calibrate: bool = True
+    _networks: dict[tuple[str, str], Network] = field(default_factory=dict)
+    _estimates: dict[tuple[str, int], Estimate] = field(default_factory=dict)
+    _speeds: dict[tuple[str, str, int, int], float] = field(default_factory=dict)
+
+    def of(self, run: Run) -> Estimate:
+        key = (run.cell.name, run.request.rounds)  # seeds cost the same
+        if key not in self._estimates:
+            self._estimates[key] = self._estimate(run.request)
+        return self._estimates[key]
+
+    def _estimate(self, request: Request) -> Estimate:
+        setup = SETUPS[request.data]
+        network = self._network(request.model, setup)
+        method = request.make_method(network.graph)
+        per_sample = flops_of_tasks(method)
+        phases = phases_of(method, request)
+        speeds: dict[int, tuple[float, float]] = {}  # FLOP per second of one core in training and evaluation, by phase
+        if self.calibrate:
+            for number in sorted({0, len(phases) // 2, len(phases) - 1}):
+                phase = phases[number]
+                training = self._speed(phase, network, request, per_sample)
+                speeds[number] = training, self._forward_speed(phase.evaluated, network, setup)
+        evaluations = 1.0 if method.needs_accuracy else 1 / max(1, request.rounds // 100)  # per round
+        train = forward = seconds = 0.0
+        for number, phase in enumerate(phases):
+            samples = phase.rounds * request.per_round * (setup.samples // request.devices)
+            here = samples * sum(map(per_sample, phase.tasks)) / len(phase.tasks)
+            judged = phase.rounds * evaluations * setup.test_samples * flops(network.graph, phase.evaluated).forward
+            train += here
+            forward += judged
+            if speeds:
+                training, evaluation = speeds[min(speeds, key=lambda known: abs(known - number))]
+                seconds += here / training + judged / evaluation
+        return Estimate(train, forward, seconds if speeds else None)
+
+    def _network(self, model: str, setup: Setup) -> Network:
+        key = (model, setup.data)
+        if key not in self._networks:
+            module = load_model(model, setup.classes, setup.input)
+            self._networks[key] = Network(ChannelGraph(module, setup.input), module.state_dict())
+        return self._networks[key]
+
+    def _speed(self, phase: Phase, network: Network, request: Request, per_sample: Callable[[Task], int]) -> float:
+        """Over one device, or one vectorised group of devices, of each level."""
+        setup = SETUPS[request.data]
+        normalised: dict[str, tuple[float, ...]] = {"mean": (0.5,) * setup.input[0], "std": (0.25,) * setup.input[0]}
+        settings = LocalTraining(request.batch, augmentation=setup.augmentation, **normalised)  # type: ignore[arg-type]
+        work = seconds = 0.0
+        for task in phase.tasks:
+            devices = max(1, request.per_round // len(phase.tasks))
+            alike = [replace(task, device=task.device + n * len(phase.tasks)) for n in range(devices)]
+            group = cohorts(network.graph, alike, [request.batch * BATCHES] * devices, settings)[0]
+            cost = per_sample(task)
+            key = (request.model, request.data, cost, len(group))
+            if key not in self._speeds:
+                self._speeds[key] = cost / seconds_per_sample(network, alike[: len(group)], settings, setup)
+            work += cost
+            seconds += cost / self._speeds[key]
+        return work / seconds
+
+    def _forward_speed(self, cut: Cut, network: Network, setup: Setup) -> float:
+        cost = flops(network.graph, cut).forward
+        key = (network.graph.hash, setup.data, cost, 0)
+        if key not in self._speeds:
+            module = network.graph.submodel(cut, cut.extract(network.state)).train()  # batch statistics, as published
+            images = torch.randn(BATCH_EVALUATED, *setup.input, generator=torch.Generator().manual_seed(0))
+            with one_thread(), torch.no_grad():
+                module(images[:2])
+                began = time.perf_counter()
+                module(images)
+                self._speeds[key] = cost * len(images) / (time.perf_counter() - began)
+        return self._speeds[key]
+
+
+@contextlib.contextmanager
+def one_thread() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
+def seconds_per_sample(network: Network, tasks: Sequence[Task], settings: LocalTraining, setup: Setup) -> float:
+    """Of training these devices on one core, with random images."""
+    generator = torch.Generator().manual_seed(0)
+    count = settings.batch_size * BATCHES
+    images = torch.randint(0, 256, (count, *setup.input), generator=generator, dtype=torch.uint8)
+    labels = torch.randint(0, setup.classes, (count,), generator=generator)
+    tensors = [task.cut.extract(network.state) for task in tasks]
+
+    def train(samples: int) -> None:
+        own = images[:samples], labels[:samples]
+        together = len(tasks) > 1 and train_cohort(network.graph, tasks, tensors, [own] * len(tasks), settings, 0.01, 0)
+        if not together:
+            for task, values in zip(tasks, tensors, strict=True):
+                train_device(network.graph, task, values, *own, settings, 0.01, 0)
+
+    with one_thread():
+        train(settings.batch_size)
+        began = time.perf_counter()
+        train(count)
+        return (time.perf_counter() - began) / (count * len(tasks))
+
+
+def phases_of(method: Method, request: Request) -> list[Phase]:
+    """SLT's steps that get rounds (early stopping: assumed to be equally long), or the one phase of the others."""
+    levels = max(1, len(request.constraints))
+    if not isinstance(method, SLT):
+        tasks = method.assign(0, [device for device in range(levels) if method.can_train(device)])
+        return [Phase(request.rounds, tuple(tasks), method.evaluation_cut(request.rounds - 1))]
+    plan, phases, begun = method.plan, [], 0
+    for step in plan.steps:
+        ends = step.until_round
+        if ends is None:
+            ends = round(request.rounds * (step.step + 1) / len(plan.steps))
+        if ends > begun:
+            cuts = [plan.cut(step.step, level) for level in range(levels)] if plan.levels else [plan.cut(step.step)]
+            tasks = [Task(begun, device, cut) for device, cut in enumerate(cuts)]
+            phases.append(Phase(ends - begun, tuple(tasks), plan.cut(step.step)))
+            begun = ends
+    return phases
