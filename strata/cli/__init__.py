@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from strata import __version__
 from strata.errors import BadInput, Infeasible
 
-COMMANDS = ("plan", "run", "compare", "report", "data", "methods", "experiment")
+COMMANDS = ("plan", "run", "compare", "report", "watch", "data", "methods", "experiment")
 
 
 def build_parser() -> argparse.ArgumentParser:

@@ -1,0 +1,220 @@
+"""All that the page, the tables and the figures show, as one JSON value without NaN."""
+
+from __future__ import annotations
+
+import math
+import statistics
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from strata import __version__
+from strata.report.grouping import COSTS, Group, budget_text, drops, group_runs, spread
+from strata.report.parts import parts_of
+from strata.report.reading import Run, mapping, number, numbers, whole
+from strata.report.rebuilding import Missing, Workshop
+
+METHOD_COLOURS = {
+    "slt": "#e07a10", "small": "#2f7ab8", "fd": "#1d9a85", "fedrolex": "#8a63c7", "fedavg": "#64708a",
+    "heterofl": "#cf4d76", "fjord": "#a8861f",
+}  # fmt: skip
+COLOURS = ("#e07a10", "#2f7ab8", "#1d9a85", "#8a63c7", "#cf4d76", "#a8861f", "#64708a", "#4aa3d8", "#93a52c", "#b5603c")
+MOST_REASONS = 12
+LONGEST_REASON = 300
+
+
+def contents(runs: Sequence[Run], workshop: Workshop | None, title: str = "Strata report") -> dict[str, Any]:
+    """Without a workshop the parts that must be rebuilt, which takes seconds, are left for later."""
+    groups = group_runs(runs)
+    colours = _colours(groups)
+    shown = [_group(group, colour, workshop) for group, colour in zip(groups, colours, strict=True)]
+    value = {
+        "title": title, "made": time.strftime("%Y-%m-%d %H:%M"), "strata": __version__,
+        "lead": _lead(runs), "groups": shown, "data": _data(groups, workshop), "settings": _settings(groups),
+        "problems": [f"{run.name}: {problem}" for run in runs for problem in run.problems],
+    }  # fmt: skip
+    clean: dict[str, Any] = finite(value)
+    return clean
+
+
+def finite(value: Any) -> Any:
+    """JSON has no NaN: None stands for it."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {str(key): finite(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [finite(item) for item in value]
+    return value
+
+
+def _colours(groups: Sequence[Group]) -> list[str]:
+    """A method keeps its colour from report to report, where each method is there once."""
+    methods = [group.method for group in groups]
+    if len(set(methods)) == len(methods) and all(method in METHOD_COLOURS for method in methods):
+        return [METHOD_COLOURS[method] for method in methods]
+    return [COLOURS[i % len(COLOURS)] for i in range(len(groups))]
+
+
+def _lead(runs: Sequence[Run]) -> list[str]:
+    """What all runs have in common, in a line."""
+
+    def common(values: list[str]) -> str:
+        return values[0] if len(set(values)) == 1 else ""
+
+    models = common([str(r.request.get("model") or mapping(r.settings.get("model")).get("class") or "") for r in runs])
+    data = common([str(mapping(run.settings.get("data")).get("name", "")) for run in runs])
+    partition = common([str(run.settings.get("partition", "")) for run in runs])
+    budget = common([budget_text(run) for run in runs])
+    fleet = common([f"{r.settings.get('per_round')} of {r.settings.get('devices')} devices a round" for r in runs])
+    by_ratio = any(run.request.get("constraints") for run in runs)
+    kind = "constraint" if by_ratio else "budget"
+    return [text for text in (models, f"{data}, {partition}" if data and partition else data,
+                              f"{kind} {budget}" if budget else "", fleet) if text]  # fmt: skip
+
+
+# --- a group -----------------------------------------------------------------------------------------------------
+
+
+def _group(group: Group, colour: str, workshop: Workshop | None) -> dict[str, Any]:
+    curve, accuracies = group.curve(), group.accuracies
+    return {
+        "label": group.label, "method": group.method, "colour": colour, "status": group.status,
+        "done": group.done, "rounds": group.rounds, "seeds": [run.seed for run in group.runs],
+        "accuracy": statistics.fmean(accuracies) if accuracies else None, "accuracy_std": spread(accuracies),
+        "best": group.best, **{key: group.total(key) for key in COSTS}, "peak_bytes": group.peak_bytes,
+        "dropped": group.dropped, "budget": budget_text(group.runs[0]), "bn": group.runs[0].settings.get("bn"),
+        "curve": {"rounds": curve.rounds, "mean": curve.mean, "std": curve.std, "runs": curve.runs, **curve.costs},
+        "runs": [_run(run) for run in group.runs], "memory": _memory(group, workshop),
+        "per_class": group.per_class(), "failures": _failures(group), "parts": _parts(group.runs[0], workshop),
+    }  # fmt: skip
+
+
+def _run(run: Run) -> dict[str, Any]:
+    return {
+        "name": run.name, "seed": run.seed, "status": run.status,
+        "round": [int(record["round"]) + 1 for record in run.records],
+        "step": [whole(record.get("step")) for record in run.records],
+        "dropped": [len(drops(record)) for record in run.records],
+        **{key: numbers(run.records, key) for key in ("accuracy", "train_loss", "lr", "peak_bytes", *COSTS)},
+    }  # fmt: skip
+
+
+def _memory(group: Group, workshop: Workshop | None) -> dict[str, Any]:
+    """Per step: what the accounting says (of the plan) and the largest device measured, never mixed up."""
+    run = group.runs[0]
+    measured: dict[int, float] = {}
+    for one in group.runs:
+        for record in one.records:
+            step, peak = whole(record.get("step")) or 0, number(record.get("peak_bytes"))
+            if peak:
+                measured[step] = max(measured.get(step, 0.0), peak)
+    accounting, steps, budgets, note = None, [], [], ""
+    if isinstance(run.plan.get("steps"), list):
+        accounting = str(run.plan.get("accounting"))
+        steps = [dict(step) for step in map(mapping, run.plan["steps"])]
+        levels = [mapping(level) for level in run.plan.get("levels") or ()]
+        found = {number(one.get("budget_bytes")) for one in (levels or [run.plan])}
+        budgets = sorted(size for size in found if size is not None)
+    elif workshop is not None:
+        try:
+            steps = [workshop.accounted(run)]
+            accounting, budgets = steps[0]["accounting"], steps[0]["budgets"]
+        except Missing as error:
+            note = f"Only measured: {error}."
+    keys = ("memory_bytes", "weights_bytes", "gradients_bytes", "activations_bytes", "scale", "trained_parameters")
+    rows = {n: {key: number(step.get(key)) for key in keys}
+            for step in steps if (n := whole(step.get("step"))) is not None}  # fmt: skip
+    everything = sorted({*rows, *measured})
+    return {
+        "accounting": accounting, "budgets": budgets, "note": note,
+        "steps": [{"step": n, **rows.get(n, {}), "measured": measured.get(n)} for n in everything],
+    }  # fmt: skip
+
+
+def _failures(group: Group) -> dict[str, Any]:
+    reasons: Counter[str] = Counter()
+    asked: Counter[int] = Counter()
+    failed: Counter[int] = Counter()
+    for run in group.runs:
+        for record in run.records:
+            devices = record.get("devices")
+            asked.update(d for d in map(whole, devices if isinstance(devices, list) else ()) if d is not None)
+            for drop in drops(record):
+                reasons[str(drop.get("reason", "?"))[:LONGEST_REASON]] += 1
+                if (device := whole(drop.get("id"))) is not None:
+                    failed[device] += 1
+    return {
+        "asked": asked.total(), "dropped": reasons.total(),
+        "reasons": [{"reason": reason, "times": times} for reason, times in reasons.most_common(MOST_REASONS)],
+        "worst": [{"device": one, "times": times, "asked": asked[one]} for one, times in failed.most_common(5)],
+    }  # fmt: skip
+
+
+def _parts(run: Run, workshop: Workshop | None) -> dict[str, Any]:
+    if workshop is None:
+        return {"missing": "It is being rebuilt."}
+    try:
+        return parts_of(run, workshop)
+    except Missing as error:
+        return {"missing": f"Left out: {error}."}
+
+
+# --- over groups -------------------------------------------------------------------------------------------------
+
+
+def _data(groups: Sequence[Group], workshop: Workshop | None) -> list[dict[str, Any]]:
+    """One picture per partition; of several seeds the first is drawn."""
+    shown: dict[str, dict[str, Any]] = {}
+    for group in groups:
+        run = group.runs[0]
+        try:
+            if workshop is None:
+                raise Missing("it is being rebuilt")
+            value = {**workshop.holdings(run), "name": str(mapping(run.settings.get("data")).get("name"))}
+            key = repr([value[k] for k in ("name", "partition", "seed", "devices")] + [value["counts"][:3]])
+        except Missing as error:
+            value = {"missing": f"Who holds what is left out: {error}."}
+            key = value["missing"]
+        shown.setdefault(key, {**value, "labels": []})["labels"].append(group.label)
+    return list(shown.values())
+
+
+def _settings(groups: Sequence[Group]) -> list[dict[str, Any]]:
+    """A row per setting, a column per group."""
+    columns = [_flat_settings(group.runs[0]) for group in groups]
+    names = list(dict.fromkeys(name for column in columns for name in column))
+    rows = [{"name": name, "values": [column.get(name, "") for column in columns]} for name in names]
+    return [{**row, "differs": len(set(row["values"])) > 1} for row in rows]
+
+
+def _flat_settings(run: Run) -> dict[str, str]:
+    flat = {"run": run.name, **_flat(run.settings)}
+    for name in ("constraints", "budgets", "data_dir"):
+        if run.request.get(name):
+            flat[name] = _text(run.request[name])
+    if run.request.get("model"):
+        flat["model.name"] = str(run.request["model"])
+    for name in ("schedule", "accounting", "budget_bytes", "full_bytes"):
+        if name in run.plan:
+            flat[f"plan.{name}"] = _text(run.plan[name])
+    flat |= {f"version of {name}": _text(v) for name, v in mapping(run.config.get("versions")).items()}
+    flat["commit"] = _text(run.config.get("commit"))
+    return flat
+
+
+def _flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
+    found: dict[str, str] = {}
+    for key, value in settings.items():
+        if isinstance(value, dict):
+            found |= _flat(value, f"{prefix}{key}.")
+        else:
+            found[f"{prefix}{key}"] = _text(value)
+    return found
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, list):
+        return ", ".join(map(_text, value))
+    return "–" if value is None else "yes" if value is True else "no" if value is False else str(value)

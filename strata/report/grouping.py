@@ -1,0 +1,184 @@
+"""Runs that differ only in their seed belong together: one line with a band, one column in a table."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Any
+
+from strata.report.reading import Run, mapping, number, numbers
+
+COSTS = ("upload_bytes", "download_bytes", "train_flops", "seconds")
+_SEEDED = {"seed", "plan"}  # of a method's settings; a plan's hash holds no seed, but its content is compared instead
+
+
+@dataclass(frozen=True)
+class Curve:
+    """Over the rounds in which all runs of a group were evaluated. Costs are what had been spent by then."""
+
+    rounds: tuple[int, ...]  # from 1: after so many rounds
+    mean: tuple[float, ...]
+    std: tuple[float | None, ...]  # sample standard deviation; None from a single run
+    costs: Mapping[str, tuple[float, ...]]
+    runs: int
+
+
+@dataclass(frozen=True)
+class Group:
+    label: str
+    method: str
+    runs: tuple[Run, ...]
+
+    @property
+    def accuracies(self) -> list[float]:
+        return [run.accuracy for run in self.runs if run.accuracy is not None]
+
+    @property
+    def status(self) -> str:
+        states = {run.status for run in self.runs}
+        return next(state for state in ("running", "unfinished", "finished") if state in states)
+
+    @property
+    def done(self) -> int:
+        """Rounds that every run of the group has behind it."""
+        return min(len(run.records) for run in self.runs)
+
+    @property
+    def rounds(self) -> int:
+        return max(run.rounds for run in self.runs)
+
+    def total(self, key: str) -> float | None:
+        """Spent so far, the mean over runs."""
+        sums = [sum(value for value in numbers(run.records, key) if value is not None) for run in self.runs]
+        return statistics.fmean(sums) if any(run.records for run in self.runs) else None
+
+    @property
+    def peak_bytes(self) -> float | None:
+        return max((p for run in self.runs for p in numbers(run.records, "peak_bytes") if p), default=None)
+
+    @property
+    def dropped(self) -> int:
+        return sum(len(drops(record)) for run in self.runs for record in run.records)
+
+    @property
+    def best(self) -> float | None:
+        """The highest mean accuracy on the way."""
+        return max(self.curve().mean, default=None)
+
+    def curve(self) -> Curve:
+        points = [dict(_points(run)) for run in self.runs]
+        points = [one for one in points if one]
+        rounds = sorted(set.intersection(*map(set, points))) if points else []
+        columns = [[one[round][0] for one in points] for round in rounds]
+        costs = {
+            key: tuple(statistics.fmean(one[round][1][key] for one in points) for round in rounds) for key in COSTS
+        }
+        return Curve(
+            tuple(rounds), tuple(map(statistics.fmean, columns)), tuple(map(spread, columns)), costs, len(points)
+        )  # fmt: skip
+
+    def per_class(self) -> list[float | None]:
+        """Mean over the finished runs."""
+        rows = [run.summary["per_class_accuracy"] for run in self.runs
+                if run.summary is not None and isinstance(run.summary.get("per_class_accuracy"), list)]  # fmt: skip
+        if not rows or len({len(row) for row in rows}) != 1:
+            return []
+        columns = [[value for row in rows if (value := number(row[c])) is not None] for c in range(len(rows[0]))]
+        return [statistics.fmean(column) if column else None for column in columns]
+
+
+def spread(values: Sequence[float]) -> float | None:
+    return statistics.stdev(values) if len(values) > 1 else None
+
+
+def drops(record: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    found = record.get("dropped")
+    return [mapping(one) for one in found] if isinstance(found, list) else []
+
+
+def _points(run: Run) -> list[tuple[int, tuple[float, dict[str, float]]]]:
+    sums = {key: list(accumulate(value or 0.0 for value in numbers(run.records, key))) for key in COSTS}
+    return [
+        (int(record["round"]) + 1, (accuracy, {key: sums[key][at] for key in COSTS}))
+        for at, record in enumerate(run.records)
+        if (accuracy := number(record.get("accuracy"))) is not None
+    ]
+
+
+# --- which belong together, and what to call them ----------------------------------------------------------------
+
+
+def group_runs(runs: Sequence[Run]) -> list[Group]:
+    """In the order of their first run."""
+    sorted_in: dict[str, list[Run]] = {}
+    for run in runs:
+        sorted_in.setdefault(_key(run), []).append(run)
+    members = []
+    for key, together in sorted_in.items():
+        if len({run.seed for run in together}) < len(together):  # the same run twice: not a sample, show each
+            members += [[run] for run in together]
+        else:
+            members.append(sorted(sorted_in[key], key=lambda run: run.seed))
+    labels = _labels(members)
+    return [Group(label, runs[0].method, tuple(runs)) for label, runs in zip(labels, members, strict=True)]
+
+
+def _key(run: Run) -> str:
+    """All that makes a run what it is, but the seed."""
+    settings = {key: value for key, value in run.settings.items() if key != "seed"}
+    settings["method"] = {k: v for k, v in mapping(run.settings.get("method")).items() if k not in _SEEDED}
+    steps = mapping(run.plan).get("steps"), mapping(run.plan).get("levels")
+    request = {k: run.request.get(k) for k in ("constraints", "budgets", "model", "init")}
+    return json.dumps([settings, steps, request], sort_keys=True, default=str)
+
+
+# What a label may say beyond the method, in this order, where it tells groups apart
+_TELLING: tuple[tuple[str, str], ...] = (
+    ("model", "{}"), ("data", "{}"), ("partition", "{}"), ("budget", "{}"), ("variant", "{}"), ("schedule", "{}"),
+    ("rounds", "{} rounds"), ("devices", "{} devices"), ("per_round", "{} a round"), ("lr", "lr {}"), ("bn", "bn {}"),
+    ("dropout", "dropout {}"),
+)  # fmt: skip
+
+
+def _labels(members: Sequence[Sequence[Run]]) -> list[str]:
+    firsts = [runs[0] for runs in members]
+    facts = [_facts(run) for run in firsts]
+    labels = [run.method for run in firsts]
+    for key, text in _TELLING:
+        if len(set(labels)) == len(labels):
+            break
+        if len({fact[key] for fact in facts}) > 1:
+            labels = [label + (f" · {text.format(fact[key])}" if fact[key] != "" else "")
+                      for label, fact in zip(labels, facts, strict=True)]  # fmt: skip
+    if len(set(labels)) < len(labels):  # told apart by nothing above: by where they are
+        labels = [f"{label} ({run.name})" for label, run in zip(labels, firsts, strict=True)]
+    return labels
+
+
+def _facts(run: Run) -> dict[str, str]:
+    settings, method = run.settings, mapping(run.settings.get("method"))
+    return {
+        "model": str(run.request.get("model") or mapping(settings.get("model")).get("class", "")),
+        "data": str(mapping(settings.get("data")).get("name", "")),
+        "partition": str(settings.get("partition", "")),
+        "budget": budget_text(run),
+        "variant": str(method.get("variant") or ""),
+        "schedule": str(run.plan.get("schedule") or ""),
+        **{key: str(settings.get(key, "")) for key in ("rounds", "devices", "per_round", "lr", "bn", "dropout")},
+    }
+
+
+def budget_text(run: Run) -> str:
+    """The constraint or the bytes a device may use, as asked for."""
+    from strata.sizes import show_bytes
+
+    request, method = run.request, mapping(run.settings.get("method"))
+    ratios = request.get("constraints") or method.get("constraints")
+    if isinstance(ratios, list) and ratios:
+        return "/".join(f"{value:g}" if isinstance(value, (int, float)) else str(value) for value in ratios)
+    sizes = request.get("budgets") or [mapping(run.plan).get("budget_bytes")]
+    known = [number(size) for size in sizes] if isinstance(sizes, list) else []
+    return "/".join(show_bytes(int(size)) for size in known if size is not None)

@@ -1,0 +1,132 @@
+"""What a run's files do not say but its request does: the network, who holds which data, the bytes of a width.
+
+A run folder may come from anybody, so nothing it names is imported: only Strata's own networks and data sets are
+rebuilt, and only where they are proven to be those of the run. Otherwise a sentence says why a picture is missing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from strata.errors import BadInput, Infeasible
+from strata.report.reading import Run, mapping, number, whole
+
+if TYPE_CHECKING:
+    from strata.cutting import ChannelGraph
+    from strata.data import FederatedData
+
+SHOWN_DEVICES = 120
+SHOWN_CLASSES = 200
+
+
+class Missing(Exception):
+    """Cannot be rebuilt; the text says why."""
+
+
+@dataclass
+class Workshop:
+    """Rebuilds things once, however many runs share them."""
+
+    _graphs: dict[tuple[Any, ...], ChannelGraph] = field(default_factory=dict)
+    _data: dict[tuple[Any, ...], FederatedData] = field(default_factory=dict)
+    _holdings: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+    def graph(self, run: Run) -> ChannelGraph:
+        from strata.cutting import ChannelGraph
+        from strata.models.loading import BUILT_IN, load_model
+
+        name = run.request.get("model")
+        if not isinstance(name, str) or name not in BUILT_IN:
+            raise Missing("the network is not one of Strata's own, and a report imports no code that a run names")
+        classes = whole(mapping(run.settings.get("data")).get("classes"))
+        shape = self._shape(run)
+        key = (name, classes, shape)
+        if key not in self._graphs:
+            try:
+                self._graphs[key] = ChannelGraph(load_model(name, classes, shape), shape)
+            except BadInput as error:
+                raise Missing(str(error)) from error
+        graph = self._graphs[key]
+        if mapping(run.settings.get("model")).get("structure") != graph.hash:
+            raise Missing(f"{name} is another network in this version of Strata than in the run's")
+        return graph
+
+    def _shape(self, run: Run) -> tuple[int, ...]:
+        given = run.plan.get("input") or run.request.get("input")
+        if isinstance(given, list) and given and all(whole(side) for side in given):
+            return tuple(int(side) for side in given)
+        return tuple(self.data(run).input_shape)
+
+    def data(self, run: Run) -> FederatedData:
+        from strata.data import load
+        from strata.federation.describing import describe_data
+
+        name, place = run.request.get("data"), run.request.get("data_dir")
+        if not isinstance(name, str):
+            raise Missing("the run was started from Python with data of its own")
+        key = (name, place)
+        try:
+            if key not in self._data:
+                self._data[key] = load(name, place if isinstance(place, str) else None)
+        except BadInput as error:
+            raise Missing(f"the data is not here ({error})") from error
+        data = self._data[key]
+        if describe_data(data)["sha256"] != mapping(run.settings.get("data")).get("sha256"):
+            raise Missing(f"the data set {name} here is not the one the run used")
+        return data
+
+    def holdings(self, run: Run) -> dict[str, Any]:
+        """Samples per device (rows) and class (columns), of the first devices."""
+        from strata.data import hold_out, parse_partition
+        from strata.data.holdings import holdings
+
+        text = run.settings.get("partition")
+        if not isinstance(text, str) or text.startswith("own:"):
+            raise Missing("the run was given a partition of its own, which its folder does not hold")
+        data = self.data(run)
+        devices, validation = whole(run.settings.get("devices")) or 0, run.settings.get("validation")
+        key = repr((text, devices, run.seed, validation, data.name, run.request.get("data_dir")))
+        if key not in self._holdings:
+            try:
+                if isinstance(validation, float) and validation:
+                    data, _ = hold_out(data, validation, run.seed)
+                partition = parse_partition(text, data, devices, run.seed)
+                counts = holdings(partition, data.train.labels, data.classes, SHOWN_DEVICES)
+            except (BadInput, ValueError, IndexError) as error:
+                raise Missing(str(error)) from error
+            names = [str(name) for name in data.class_names] or [str(c) for c in range(data.classes)]
+            self._holdings[key] = {
+                "partition": text, "seed": run.seed, "devices": devices, "classes": names[:SHOWN_CLASSES],
+                "counts": counts[:, :SHOWN_CLASSES].tolist(), "all_classes": data.classes,
+            }  # fmt: skip
+        return self._holdings[key]
+
+    def accounted(self, run: Run) -> dict[str, Any]:
+        """What a method that scales width needs at its widest device, in the accounting that set its budget."""
+        from strata.costs import memory
+
+        graph = self.graph(run)
+        ratios = mapping(run.settings.get("method")).get("constraints")
+        scales = [float(r) for r in ratios if isinstance(r, (int, float))] if isinstance(ratios, list) else []
+        batch = whole(mapping(run.settings.get("training")).get("batch_size"))
+        given = scales
+        if run.method == "fedavg":
+            scales = [1.0]
+        elif run.method == "small" and scales:
+            scales = [min(scales)]
+        if not scales or not batch:
+            raise Missing("the run does not say its width")
+        budgets = [size for size in map(number, run.request.get("budgets") or ()) if size is not None]
+        accounting = run.request.get("accounting") or ("peak" if run.request.get("budgets") else "paper")
+        try:
+            need = memory(graph, graph.prefix(max(scales)), batch, accounting=accounting)
+            if not budgets and run.method != "fedavg":  # a constraint means: what the model of this width needs
+                budgets = [memory(graph, graph.prefix(s), batch, accounting=accounting).total for s in set(given)]
+        except (BadInput, Infeasible, ValueError) as error:
+            raise Missing(str(error)) from error
+        parts: Mapping[str, int] = {
+            "weights_bytes": need.weights, "gradients_bytes": need.gradients, "activations_bytes": need.activations,
+        }  # fmt: skip
+        return {"step": 0, "memory_bytes": need.total, "accounting": accounting, "budgets": sorted(budgets), **parts}

@@ -1,0 +1,236 @@
+"""The page of a run while it trains, on this machine only.
+
+One thread looks at the folder once a second (a few `stat` calls) and reads it again only if something changed. Pages
+hold one open stream each, over which they hear of a new version, and then fetch it once: nobody polls.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import threading
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+from strata.errors import BadInput
+from strata.report.contents import contents
+from strata.report.page import page, plotly_script
+from strata.report.reading import Run, find_runs
+from strata.report.rebuilding import Workshop
+
+LOOK = 1.0  # seconds between two looks at the folder
+KEEP_ALIVE = 15.0  # seconds after which an idle stream says that it lives
+STREAMS = 24  # open pages; each holds a thread
+FILES = ("config.json", "plan.json", "metrics.jsonl", "summary.json")
+
+
+class Watched:
+    """The newest contents of a folder, with a version that grows."""
+
+    def __init__(self, place: Path) -> None:
+        self.place = place
+        self.version = 0
+        self._changed = threading.Condition()
+        self._workshop: Workshop | None = None
+        self._over = threading.Event()
+        self._seen: Any = None
+        self._value: dict[str, Any] = {}
+        self._rebuilt: list[Path] = []
+        self.look()
+
+    def look(self) -> bool:
+        """Reads the folder again if its files changed. Raises BadInput only at the first look."""
+        seen = self._state()
+        if seen == self._seen:
+            return False
+        try:
+            runs = self._runs()
+            value = contents(runs, self._workshop, f"{self.place.resolve().name}, live")
+        except BadInput:
+            if self._seen is None:
+                raise
+            return False  # the folder is being moved or removed: what was seen last stays on the page
+        self._seen = seen
+        self._publish(value)
+        return True
+
+    def _runs(self) -> list[Run]:
+        try:
+            return find_runs([self.place])
+        except BadInput:
+            if (self.place / "compare.json").exists():  # a comparison that has just begun
+                return []
+            raise
+
+    def _state(self) -> Any:
+        """Changes whenever a run writes, begins or ends."""
+        found = []
+        for folder, below, _ in os.walk(self.place):
+            below[:] = sorted(name for name in below if name != "checkpoint" and not name.startswith("."))
+            for name in FILES:
+                with contextlib.suppress(OSError):
+                    status = os.stat(os.path.join(folder, name))
+                    found.append((folder, name, status.st_size, status.st_mtime_ns))
+        try:
+            locks = [run.status for run in self._runs()] if self._value else []
+        except BadInput:
+            locks = []
+        return found, locks
+
+    def _publish(self, value: dict[str, Any]) -> None:
+        with self._changed:
+            self.version += 1
+            self._value = {**value, "live": True, "version": self.version}
+            self._changed.notify_all()
+
+    def value(self) -> dict[str, Any]:
+        with self._changed:
+            return self._value
+
+    def rebuild(self) -> None:
+        """The slow part, once, while the page is already there."""
+        workshop = Workshop()
+        for run in self._runs():
+            with contextlib.suppress(Exception):  # what cannot be rebuilt is said where it is missing
+                workshop.graph(run)
+        self._workshop = workshop
+        self._seen = (None, None)
+        self.look()
+
+    def watch(self) -> None:
+        self.rebuild()
+        while not self._over.wait(LOOK):
+            self.look()
+
+    def close(self) -> None:
+        self._over.set()
+        with self._changed:
+            self._changed.notify_all()
+
+    @property
+    def over(self) -> bool:
+        return self._over.is_set()
+
+    def versions(self) -> Iterator[int | None]:
+        """The newest version at once, then each one that comes; None when nothing came for a while."""
+        told = 0
+        while not self.over:
+            with self._changed:
+                if self.version == told:
+                    self._changed.wait(KEEP_ALIVE)
+                if self.over:
+                    return
+                fresh = self.version != told
+                told = self.version
+            yield told if fresh else None
+
+
+class Server(ThreadingHTTPServer):
+    daemon_threads = True
+    block_on_close = False
+    allow_reuse_address = True
+
+    def __init__(self, watched: Watched, port: int) -> None:
+        self.watched = watched
+        self.plotly = plotly_script()
+        self.streams = threading.BoundedSemaphore(STREAMS)
+        try:
+            super().__init__(("127.0.0.1", port), Handler)
+        except (OSError, OverflowError) as error:
+            reason = getattr(error, "strerror", None) or error
+            raise BadInput(f"cannot serve on port {port} ({reason}): choose another --port, or none") from error
+
+    @property
+    def address(self) -> str:
+        return f"http://127.0.0.1:{self.server_port}/"
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A page that was closed is no news."""
+
+
+class Handler(BaseHTTPRequestHandler):
+    server: Server
+    protocol_version = "HTTP/1.1"
+    server_version = "strata"
+    sys_version = ""
+    timeout = 60
+
+    def do_GET(self) -> None:
+        # a page of another site can point its own name at 127.0.0.1; it cannot choose the Host it asks for
+        if self.headers.get("Host", "").lower() not in (f"{name}:{self.server.server_port}"
+                                                        for name in ("127.0.0.1", "localhost")):  # fmt: skip
+            return self._send(403, "text/plain", b"this server answers only to 127.0.0.1\n")
+        answers: dict[str, Callable[[], None]] = {
+            "/": self._page, "/index.html": self._page, "/data.json": self._data, "/events": self._events,
+        }  # fmt: skip
+        answer = answers.get(self.path.partition("?")[0])
+        return answer() if answer else self._send(404, "text/plain", b"there is only one page here, at /\n")
+
+    do_HEAD = do_GET
+
+    def _page(self) -> None:
+        self._send(200, "text/html; charset=utf-8", page(self.server.watched.value(), self.server.plotly).encode())
+
+    def _data(self) -> None:
+        value = self.server.watched.value()
+        tag = f'"{os.getpid()}-{value["version"]}"'
+        if self.headers.get("If-None-Match") == tag:
+            return self._send(304, "application/json", b"", tag)
+        return self._send(200, "application/json", json.dumps(value, allow_nan=False).encode(), tag)
+
+    def _events(self) -> None:
+        if self.command == "HEAD" or not self.server.streams.acquire(blocking=False):
+            return self._send(503, "text/plain", b"too many pages are open\n")
+        try:
+            self.close_connection = True
+            self.send_response(200)
+            self._headers("text/event-stream")
+            self.end_headers()
+            self.wfile.write(b"retry: 3000\n\n")
+            for version in self.server.watched.versions():
+                self.wfile.write(b": still here\n\n" if version is None else f"data: {version}\n\n".encode())
+        except OSError:  # the page was closed
+            pass
+        finally:
+            self.server.streams.release()
+
+    def _send(self, code: int, kind: str, body: bytes, tag: str | None = None) -> None:
+        self.send_response(code)
+        self._headers(kind)
+        if tag:
+            self.send_header("ETag", tag)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(body)
+
+    def _headers(self, kind: str) -> None:
+        self.send_header("Content-Type", kind)
+        self.send_header("Cache-Control", "no-cache")
+        self.send_header("X-Content-Type-Options", "nosniff")
+        self.send_header("X-Frame-Options", "DENY")
+        self.send_header("Cross-Origin-Resource-Policy", "same-origin")
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Quiet: the terminal is for the address."""
+
+
+@contextlib.contextmanager
+def serving(place: str | Path, port: int = 0) -> Iterator[Server]:
+    """Served from its own threads until the block is left. Port 0: a free one."""
+    if not 0 <= port <= 65535:
+        raise BadInput(f"a port is a number from 1 to 65535, not {port}")
+    watched = Watched(Path(place))
+    server = Server(watched, port)
+    threads = [threading.Thread(target=target, daemon=True) for target in (watched.watch, server.serve_forever)]
+    for thread in threads:
+        thread.start()
+    try:
+        yield server
+    finally:
+        watched.close()
+        server.shutdown()
+        server.server_close()
