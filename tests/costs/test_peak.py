@@ -177,6 +177,7 @@ OPERATORS: dict[str, Callable[[], Around]] = {
     "group norm": lambda: Around(nn.Sequential(nn.GroupNorm(4, 16), nn.ReLU())),
     "batch norm without running statistics": lambda: Around(nn.BatchNorm2d(16, track_running_stats=False)),
     "layer norm of a view": lambda: Around(Norm()),
+    "convolution of channels-last images": lambda: Around(nn.Sequential(Norm(), nn.Conv2d(16, 64, 3), nn.ReLU())),
     "attention": lambda: Around(Attention()),
     "tokens": lambda: Around(nn.Sequential(nn.Flatten(2), nn.Linear(64, 32), nn.GELU(), nn.LayerNorm(32))),
 }

@@ -90,7 +90,7 @@ def _convolution(
             if columns:
                 sim.passing(columns)
         if needs[1]:
-            results[1] = sim.new(weight.shape, weight.itemsize, weight.strides)
+            results[1] = sim.new(weight.shape, weight.itemsize, layout(weight.shape) if layout else weight.strides)
             if columns:
                 sim.passing(columns)
         if bias is not None and needs[2]:
