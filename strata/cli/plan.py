@@ -178,7 +178,10 @@ def show_trials(plan: Plan, trials: Iterable[Trial], hard_cap: bool) -> list[Tri
         outcome = (
             "" if trial.lived is None else "   lives" if trial.lived else f"   dies: {short_reason(trial.died_of)}"
         )
-        print(f"{trial.name:>6} {show_bytes(trial.predicted_bytes):>11} {measured:>11} {off:>7} {scratch:>11}{outcome}")
+        print(
+            f"{trial.name:>6} {show_bytes(trial.predicted_bytes):>11} {measured:>11} {off:>7} {scratch:>11}{outcome}",
+            flush=True,
+        )
         if trial.error:
             print(f"       {trial.error}")
     if hard_cap and seen[0].cap_bytes is not None:
