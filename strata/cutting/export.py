@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, fx, nn
+from torch import fx, nn
 
 from strata.errors import BadInput
 
@@ -28,7 +28,7 @@ class Exported:
 
 
 def export_model(model: nn.Module, input_shape: tuple[int, ...], training: bool) -> Exported:
-    example = torch.randn(EXAMPLE_BATCH, *input_shape, dtype=_dtype(model), device=_device(model))
+    example = torch.zeros(EXAMPLE_BATCH, *input_shape, dtype=_dtype(model), device=_device(model))
     with _mode(model, training):
         try:
             program = torch.export.export(
@@ -142,7 +142,3 @@ def _flat(value: Any) -> Iterator[Any]:
         yield from _flat(list(value.values()))
     else:
         yield value
-
-
-def state_of(model: nn.Module) -> dict[str, Tensor]:
-    return {name: tensor.detach() for name, tensor in model.state_dict().items()}
