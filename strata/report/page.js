@@ -4,7 +4,7 @@
 (() => {
   let data = JSON.parse(document.getElementById("data").textContent);
   const main = document.getElementById("main"), root = document.documentElement;
-  const state = { x: "rounds", y: "accuracy", best: false, seeds: false, memory: null, round: null, differs: false };
+  const state = { x: "rounds", y: "accuracy", best: false, seeds: false, memory: null, round: null, details: false };
   const hidden = new Set();
   const charts = [];
 
@@ -189,14 +189,15 @@
       yaxis: axis(name, { rangemode: "tozero", range: [0, (most / by) * 1.12] }), ...(all ? {} : legend()) })];
   }
 
-  const ramp = () => [[0, colour("empty")], [0.5, root.dataset.theme === "dark" ? "#1f7568" : "#8ecfc0"], [1, root.dataset.theme === "dark" ? "#7fe0cf" : "#11695b"]];
+  const dark = () => root.dataset.theme === "dark";
+  const ramp = () => [[0, colour("empty")], [0.5, dark() ? "#1b5f56" : "#8ecfc0"], [1, dark() ? "#22967f" : "#11695b"]];
   const bar = (title, more = {}) => ({ thickness: 9, outlinewidth: 0, len: 0.9, tickfont: { size: 11, color: colour("soft") }, title: { text: title, side: "right", font: { size: 11, color: colour("soft") } }, ...more });
   function classChart() {
     const groups = visible().filter((group) => group.per_class.length), names = classNames(groups), few = names.length <= (phone() ? 12 : 24);
     const z = groups.map((group) => group.per_class.map((value) => (value == null ? null : 100 * value)));
     const trace = { type: "heatmap", x: names.map(plain), y: groups.map((group) => plain(short(group.label, phone() ? 10 : 26))), z, zmin: 0, zmax: 100, colorscale: ramp(), xgap: 2, ygap: 2,
       hovertemplate: "<b>%{y}</b>, class %{x}: %{z:.1f} %<extra></extra>", showscale: !few, colorbar: bar("%") };
-    if (few) Object.assign(trace, { texttemplate: "%{z:.0f}", textfont: { size: phone() ? 11 : 13 } });
+    if (few) Object.assign(trace, { texttemplate: "%{z:.0f}", textfont: { size: phone() ? 11 : 13, ...(dark() ? { color: "#ffffff" } : {}) } });
     return [[trace], layout(90 + 46 * groups.length, { xaxis: axis("class", { type: "category", showgrid: false, tickangle: names.some((n) => n.length > 3) ? -40 : 0 }), yaxis: axis("", { type: "category", autorange: "reversed", showgrid: false }) })];
   }
   const classNames = (groups) => {
@@ -321,8 +322,8 @@
   function cards() {
     const box = el("div", { class: "cards" });
     for (const group of data.groups) {
-      const facts = [["highest on the way", group.best == null ? "–" : percent(group.best) + " %"], ["largest device, measured", bytes(group.peak_bytes)], ["upload, all devices", bytes(group.upload_bytes)],
-        ["download, all devices", bytes(group.download_bytes)], ["training operations", flops(group.train_flops)], ["time", duration(group.seconds)], ["devices dropped", `${group.failures.dropped} of ${group.failures.asked}`]];
+      const facts = [["highest on the way", group.best == null ? "–" : percent(group.best) + " %"], ["measured peak, a device", bytes(group.peak_bytes)], ["upload in all", bytes(group.upload_bytes)],
+        ["download in all", bytes(group.download_bytes)], ["training operations", flops(group.train_flops)], ["time", duration(group.seconds)], ["devices dropped", `${group.failures.dropped} of ${group.failures.asked}`]];
       const list = el("dl");
       for (const [name, value] of facts) list.append(el("dt", { text: name }), el("dd", { text: value }));
       const fill = el("i"); fill.style.width = (group.rounds ? Math.min(100, (100 * group.done) / group.rounds) : 0) + "%";
@@ -388,18 +389,21 @@
     return section("Device failures", "Devices that were asked and whose update did not count, over all seeds.", chart(failureChart, "failures").place, el("div", { class: "scroll" }, el("table", {}, head, ...rows)));
   }
   function settingsSection() {
-    const body = el("div", { class: "scroll" });
-    const draw = () => {
+    const several = data.groups.length > 1;
+    const make = (rows) => {
       const table = el("table", { class: "settings" }, el("tr", {}, el("th", { text: "setting" }), ...data.groups.map((group) => el("th", { text: group.label }))));
-      for (const row of data.settings) {
-        if (state.differs && !row.differs) continue;
-        const same = !row.differs && data.groups.length > 1;
+      for (const row of rows) {
+        const same = !row.differs && several;
         table.append(el("tr", { class: row.differs ? "differs" : "" }, el("td", { text: row.name }), ...(same ? [el("td", { colspan: row.values.length, text: row.values[0] })] : row.values.map((value) => el("td", { text: value })))));
       }
-      body.replaceChildren(table);
+      return el("div", { class: "scroll" }, table);
     };
-    draw();
-    return section("Settings and versions", data.groups.some((group) => group.runs.length > 1) ? "Of each method's first seed." : null, data.groups.length > 1 ? el("div", { class: "controls" }, tick("only what differs", "differs", draw)) : null, body);
+    const seeds = data.groups.some((group) => group.runs.length > 1) ? " Of each method's first seed." : "";
+    const all = el("details", { open: state.details, ontoggle: (event) => { state.details = event.target.open; } },
+      el("summary", { text: `All ${data.settings.length} settings and versions` }), make(data.settings));
+    const versions = data.settings.filter((row) => row.name.startsWith("version of ") && !row.differs).map((row) => `${row.name.slice(11)} ${row.values[0]}`);
+    const facts = el("p", { class: "note", text: versions.length ? `Made with ${versions.join(", ")}.` : "" });
+    return section("Settings and versions", (several ? "What differs:" : "") + seeds, several ? make(data.settings.filter((row) => row.differs)) : null, facts, all);
   }
   function render() {
     charts.length = 0;

@@ -1,0 +1,121 @@
+"""What is rebuilt from a request is what the run had; what is not provably the same is left out with a sentence."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from strata.data import load, parse_partition
+from strata.federation.describing import describe_data
+from strata.methods import FD, FedRolex
+from strata.report.contents import contents
+from strata.report.parts import parts_of, spans
+from strata.report.reading import read_run
+from strata.report.rebuilding import Missing, Workshop
+from strata.report.tables import summary
+from tests.report.made import PLAN, make_run
+
+REQUEST = {"model": "resnet20", "data": "digits", "data_dir": None, "constraints": [0.5], "input": [3, 32, 32]}
+
+
+@pytest.fixture(scope="module")
+def workshop(tmp_path_factory: pytest.TempPathFactory) -> Workshop:
+    """One graph for all tests here."""
+    from strata.cutting import ChannelGraph
+    from strata.models import resnet20
+
+    made = Workshop()
+    made._graphs["resnet20", 10, (3, 32, 32)] = ChannelGraph(resnet20(10, 32), (3, 32, 32))
+    return made
+
+
+def run_on_digits(path: Path, workshop: Workshop, method: str = "fd", **more: object) -> Path:
+    (graph,) = workshop._graphs.values()
+    structure = {"class": "ResNet", "structure": graph.hash}
+    more = {"data": describe_data(load("digits")), "model": structure, "request": REQUEST} | more
+    return make_run(path, method=method, **more)  # type: ignore[arg-type]
+
+
+def test_holdings_are_those_of_the_runs_partition(tmp_path: Path, workshop: Workshop) -> None:
+    run = read_run(run_on_digits(tmp_path / "a", workshop, seed=3, partition="dirichlet:0.3", devices=20))
+    made = workshop.holdings(run)
+    data = load("digits")
+    parts = parse_partition("dirichlet:0.3", data, 20, 3)
+    for device in (0, 7, 19):
+        expected = np.bincount(data.train.labels.numpy()[parts[device]], minlength=10)
+        assert made["counts"][device] == expected.tolist()
+
+
+def test_other_data_and_own_partitions_are_left_out_with_a_reason(tmp_path: Path, workshop: Workshop) -> None:
+    other = describe_data(load("digits")) | {"sha256": "0000"}
+    cases = {
+        "not the one the run used": run_on_digits(tmp_path / "a", workshop, data=other),
+        "a partition of its own": run_on_digits(tmp_path / "b", workshop, partition="own:abc"),
+        "from Python": make_run(tmp_path / "c"),
+        "is not here": run_on_digits(tmp_path / "d", workshop, request=REQUEST | {"data": "nothing"}),
+    }
+    for reason, path in cases.items():
+        with pytest.raises(Missing, match=reason):
+            workshop.holdings(read_run(path))
+    made = contents([read_run(path) for path in cases.values()], workshop)
+    assert all("left out" in one["missing"] for one in made["data"])
+
+
+def test_nothing_that_a_run_names_is_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "evil.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\nmake = None")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    run = make_run(tmp_path / "a", request=REQUEST | {"model": "evil:make"})
+    with pytest.raises(Missing, match="imports no code"):
+        Workshop().graph(read_run(run))
+    contents([read_run(run)], Workshop())
+    assert not (tmp_path / "ran").exists()
+
+
+def test_pictures_show_the_very_channels_that_trained(tmp_path: Path, workshop: Workshop) -> None:
+    (graph,) = workshop._graphs.values()
+    width, layer = graph.state_shapes["blocks.4.conv1.weight"][0], graph.layer_of["blocks.4.conv1.weight"]
+    assert width == 32
+    for method in (FD(graph, (0.5,), seed=0), FedRolex(graph, (0.5,))):
+        described = {"name": method.name, "constraints": [0.5]} | ({"seed": 0} if method.name == "fd" else {})
+        run = read_run(run_on_digits(tmp_path / method.name, workshop, method.name, settings_method=described))
+        parts = parts_of(run, workshop)
+        assert parts["exact"] and len(parts["frames"]) == 4 and parts["layers"][layer - 1]["width"] == 32
+        for frame in parts["frames"]:
+            kept = method.cut_for(frame["round"], 1).kept["blocks.4.conv1.weight"][0]  # 1: first of the devices 1, 4
+            assert kept is not None
+            shown = [[round(a / 32, 5), round(b / 32, 5)] for a, b in spans(kept)]
+            assert frame["layers"][layer - 1]["kept"] == shown
+
+
+def test_slt_freezes_trains_and_thins_as_planned(tmp_path: Path, workshop: Workshop) -> None:
+    plan = json.loads(json.dumps(PLAN)) | {"input": [3, 32, 32]}
+    parts = parts_of(read_run(run_on_digits(tmp_path / "a", workshop, "slt", plan=plan, rounds=6)), workshop)
+    assert [frame["round"] for frame in parts["frames"]] == [0, 2, 4]  # two rounds a step
+    pre, one, two = ([layer["frozen"] for layer in frame["layers"]] for frame in parts["frames"])
+    assert not any(pre) and not any(one) and two == [True] + [False] * 19
+    head = parts["frames"][1]["layers"]
+    assert head[0] == {"frozen": False, "share": 1.0, "kept": [[0.0, 1.0]]}  # layer 1 in full
+    assert head[1]["kept"] == [[0.0, 0.5]] and 0 < head[1]["share"] < 1
+    assert parts["frames"][2]["trained"] + parts["frames"][2]["frozen"] == parts["parameters"]  # scale 1: all there
+
+
+def test_an_unknown_network_is_drawn_from_its_plan_and_says_so(tmp_path: Path) -> None:
+    parts = parts_of(read_run(make_run(tmp_path / "a", method="slt", plan=PLAN, rounds=6)), Workshop())
+    assert "plan alone" in parts["note"] and not parts["exact"]
+    assert [layer["name"] for layer in parts["layers"]] == ["layer 1", "layer 2", "all above"]
+    assert parts["frames"][2]["layers"][0]["frozen"] and parts["frames"][1]["layers"][2]["kept"] == [[0.0, 0.5]]
+
+
+def test_width_methods_are_accounted_as_the_constraint_means(tmp_path: Path, workshop: Workshop) -> None:
+    from strata.costs import memory
+
+    (graph,) = workshop._graphs.values()
+    made = contents([read_run(run_on_digits(tmp_path / "a", workshop, "small"))], workshop)
+    shown = made["groups"][0]["memory"]
+    expected = memory(graph, graph.prefix(0.5), 32, accounting="paper").total
+    assert shown["budgets"] == [expected] and shown["steps"][0]["memory_bytes"] == expected
+    assert shown["steps"][0]["measured"] == 3 << 20
+    assert summary(made).rows[0][5] == 0.4
