@@ -103,7 +103,9 @@ def _convolution(
 
 
 def _by_onednn(x: Value, weight: Value, stride: Any, dilation: Any, groups: int) -> bool:
-    """torch's own choice of kernel for float convolutions on one thread (ConvParams::use_mkldnn)."""
+    """torch's own choice of kernel on one thread (ConvParams::use_mkldnn)."""
+    if x.itemsize > 4:
+        return False
     batch = x.shape[0]
     plain = set(_pair(stride)) == {1} and set(_pair(dilation)) == {1}
     kernel = weight.shape[2:]
