@@ -38,7 +38,7 @@ def figure_motivation(asked: Asked) -> Experiment:
                 _over_reduction(place, own, results)
                 place.set(title=f"{label(pair[0])}, {label(pair[1])}", xlabel="memory reduction")
             axes[0][0].set_ylabel("accuracy in %")
-            axes[0][0].legend()
+            _legend(axes[0][0])
         return [*files, *pictures]
 
     return Experiment(
@@ -133,7 +133,7 @@ def figure_limited_randomness(asked: Asked) -> Experiment:
                 if found := results.of(line.cell):
                     place.axhline(found.mean, linestyle=style, color=colour, linewidth=1, label=line.label)
             place.set(xscale="log", xlabel="number of sets |I|", ylabel="accuracy in %", ylim=(0, None))
-            place.legend()
+            _legend(place)
         return sweep_table(title, "sets", [*pools, *references], results, out, pictures)
 
     lines = [line.cell for line in (*pools, *references)]
@@ -198,10 +198,15 @@ def figure_mapping(asked: Asked) -> Experiment:
                     right.step(*steps(found.metrics[0]), where="mid", color=colour)
             left.set(xlabel="round", ylabel="accuracy in %", ylim=(0, None))
             right.set(xlabel="round", ylabel="step n", ylim=(0, None))
-            left.legend()
+            _legend(left)
         return sweep_table(title, "schedule", named, results, out, pictures)
 
     return Experiment("figure-mapping", title, runs_of([line.cell for line in lines], asked), render)
+
+
+def _legend(axes: Any) -> None:
+    if axes.get_legend_handles_labels()[0]:  # nothing is drawn yet where no run is finished
+        axes.legend()
 
 
 def _true_patience(found: Outcome | None) -> str:

@@ -1,0 +1,198 @@
+"""`strata experiment` itself: real runs on digits, resumed after a kill; dry runs; bad input."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from strata.cli import main
+from strata.experiments import Asked, experiment
+from strata.experiments.estimates import Estimator, phases_of
+from strata.experiments.overview import Overview
+from strata.experiments.setups import SETUPS
+from tests.federation.tiny import bits
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(autouse=True)
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))  # for the processes that carry out runs
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+
+
+def strata(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
+    code = main(arguments)
+    captured = capsys.readouterr()
+    return code, captured.out, captured.err
+
+
+def small(out: str, rounds: int) -> list[str]:
+    return ["experiment", "table-digits", "--scale", str(rounds / 100), "--seeds", "1", "--only", "/0.125/small",
+            "--out", out, "--workers", "0", "--no-calibration"]  # fmt: skip
+
+
+def lines(path: Path) -> int:
+    return path.read_bytes().count(b"\n") if path.exists() else 0
+
+
+def alive(folder: Path) -> bool:
+    """Whether a process still holds the lock of this run."""
+    import fcntl
+
+    with open(folder / ".lock", "rb") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return False
+        except OSError:
+            return True
+
+
+def test_an_experiment_on_digits_from_beginning_to_end(capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["experiment", "table-digits", "--scale", "0.01", "--seeds", "1", "--only", "/0.125/slt,/0.125/fd",
+                 "--out", "out", "--jobs", "2"]  # fmt: skip
+    code, out, err = strata(capsys, *arguments)
+    assert code == 0, err
+    assert "2 runs" in err and "about" in err and "2/2 runs, 100% of the work" in err
+    summary = json.loads(Path("out/runs/digits/resnet20/iid/0.125/slt/rounds-1/seed-0/summary.json").read_text())
+    assert summary["bn"] == "batch" and f"| SLT | {100 * summary['accuracy']:.1f} | – |" in out
+    assert "written: out/table-digits/table.tex" in out
+    # again: nothing is left to do; --render gives the same table, --json its files
+    before = {path: path.stat().st_mtime_ns for path in Path("out/runs").rglob("*") if path.is_file()}
+    code, again, err = strata(capsys, *arguments)
+    assert code == 0 and again == out and err == ""
+    code, rendered, _ = strata(capsys, "experiment", "table-digits", "--render", "--out", "out", "--json")
+    assert code == 0 and json.loads(rendered)["files"][0] == "out/table-digits/table.md"
+    assert before == {path: path.stat().st_mtime_ns for path in Path("out/runs").rglob("*") if path.is_file()}
+    # other settings in the same place are refused
+    config = Path("out/runs/digits/resnet20/iid/0.125/fd/rounds-1/seed-0/config.json")
+    changed = json.loads(config.read_text())
+    changed["request"]["lr"] = 0.5
+    config.write_text(json.dumps(changed))
+    code, _, err = strata(capsys, *arguments)
+    assert code == 2 and "lr was 0.5 and is now 0.1" in err
+
+
+@pytest.mark.parametrize("kill", [signal.SIGKILL, signal.SIGTERM])
+def test_killed_and_resumed_to_the_same_bits(kill: signal.Signals, capsys: pytest.CaptureFixture[str]) -> None:
+    rounds = 8
+    folder = Path(f"out/runs/digits/resnet20/iid/0.125/small/rounds-{rounds}/seed-0")
+    process = subprocess.Popen(
+        [sys.executable, "-m", "strata", *small("out", rounds)], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
+        text=True,
+    )  # fmt: skip
+    while lines(folder / "metrics.jsonl") < 2:
+        assert process.poll() is None
+        time.sleep(0.02)
+    os.kill(process.pid, kill)
+    _, err = process.communicate()
+    assert process.returncode == (130 if kill == signal.SIGTERM else -kill), err
+    while alive(folder):  # it notices that its parent is gone, saves and ends
+        time.sleep(0.05)
+    assert 2 <= lines(folder / "metrics.jsonl") < rounds and not (folder / "summary.json").exists()
+    code, _, err = strata(capsys, *small("out", rounds))
+    assert code == 0 and "8 rounds from round" in err, err
+    assert strata(capsys, *small("whole", rounds), "--quiet")[0] == 0
+    assert bits(folder) == bits("whole" / folder.relative_to("out"))
+
+
+def test_a_run_that_fails_does_not_stop_the_others(capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["experiment", "table-digits", "--scale", "0.01", "--seeds", "1", "--only", "/0.125/small,/0.125/fd",
+                 "--out", "out", "--no-calibration", "--quiet", "--workers", "0"]  # fmt: skip
+    folder = Path("out/runs/digits/resnet20/iid/0.125/small/rounds-1/seed-0")
+    folder.mkdir(parents=True)
+    (folder / "something.txt").write_text("not a run")
+    code, out, err = strata(capsys, *arguments)
+    assert code == 1 and "small/rounds-1/seed-0 failed" in err and "is not empty and holds no run" in err
+    assert (folder.parents[2] / "fd/rounds-1/seed-0/summary.json").exists() and "| small model | – |" in out
+
+
+def test_dry_run_needs_no_data(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = strata(
+        capsys, "experiment", "table-iid", "--scale", "0.06", "--only", "cifar10/*/0.25/", "--dry-run", "--data-dir",
+        "nowhere", "--no-calibration",
+    )  # fmt: skip
+    assert code == 0 and not Path("runs").exists()
+    shown = out.splitlines()
+    assert len(shown) == 1 + 3 * 4 + 1
+    assert shown[1].startswith("cifar10/resnet20/iid/0.25/slt/rounds-150/seed-0  devices 10/100  bn batch  ")
+    assert shown[1].endswith(" TFLOP") and shown[-1].startswith("12 runs, ")
+
+
+def test_dry_run_with_times(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = strata(
+        capsys, "experiment", "table-digits", "--seeds", "2", "--only", "/0.125/small", "--dry-run", "--json"
+    )
+    answer = json.loads(out)
+    assert code == 0 and [run["name"][-6:] for run in answer["runs"]] == ["seed-0", "seed-1"]
+    first, second = answer["runs"]
+    assert first["core_seconds"] > 0 and first["core_seconds"] == second["core_seconds"]
+    assert first["request"]["rounds"] == 100 and first["request"]["bn"] == "batch"
+
+
+def test_estimated_flops_by_hand() -> None:
+    runs = {run.cell.name: run for run in experiment("table-iid", Asked(0.2, 1)).runs}
+    estimator = Estimator(calibrate=False)
+    full = estimator.of(runs["cifar10/resnet20/iid/1/fedavg"])
+    # golden.yaml: ResNet20's training FLOPs per sample; 500 rounds of 10 devices with 500 samples each; and the test
+    # data 100 times: every convolution but the first has three products in training, one forward
+    per_sample = full.train_flops / (500 * 10 * 500)
+    forward = full.forward_flops / (100 * 10_000)
+    first_layer = 2 * 9 * 3 * 16 * 32 * 32  # its input needs no gradient
+    assert per_sample == pytest.approx(3 * forward - first_layer) and full.seconds is None
+    slt = runs["cifar10/resnet20/iid/0.125/slt"]
+    graph = estimator._network("resnet20", SETUPS["cifar10"]).graph
+    phases = phases_of(slt.request.make_method(graph), slt.request)
+    assert sum(phase.rounds for phase in phases) == 500
+    assert estimator.of(slt).train_flops < full.train_flops
+
+
+def test_list_and_bad_input(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    code, out, _ = strata(capsys, "experiment", "list")
+    assert code == 0 and "table-iid" in out and " 144 runs" in out and len(out.splitlines()) == 12
+    monkeypatch.setenv("STRATA_DATA", "no-data")
+    for arguments, says in (
+        (["table-x"], "no experiment 'table-x'"),
+        (["table-iid", "--scale", "2"], "the scale must be above 0 and at most 1"),
+        (["table-iid", "--seeds", "0"], "--seeds must be a whole number of at least 1"),
+        (["table-iid", "--jobs", "none"], "--jobs must be a whole number"),
+        (["table-iid", "--workers", "-1"], "workers are 0"),
+        (["table-iid", "--only", "mnist9"], "no run fits --only mnist9"),
+        (["table-iid", "--dry-run", "--render"], "either --dry-run or --render"),
+        (["table-iid", "--only", "cifar10/"], "cifar10 is not in no-data: see `strata data`"),
+        (["table-iid", "--data-dir", "nowhere"], "cifar10, femnist, cifar100, tinyimagenet are not in nowhere"),
+        (["table-steps", "--out", "/proc/strata"], "cannot write to"),
+    ):
+        code, out, err = strata(capsys, "experiment", *arguments)
+        assert code == 2 and says in err and err.count("\n") == 1 and out == "", (arguments, err)
+        assert not Path("runs").exists()
+
+
+def test_time_left_is_judged_by_the_work_done(tmp_path: Path) -> None:
+    first, second = (run for run in experiment("table-digits", Asked(0.1, 1)).runs[:2])  # 10 rounds each
+    text = io.StringIO()
+    view = Overview({first.name: 30.0, second.name: 10.0}, skipped=3, file=text)
+    (tmp_path / "a").mkdir()
+    metrics = tmp_path / "a" / "metrics.jsonl"
+    metrics.write_text("{}\n" * 2)  # resumed after 2 of 10 rounds: 6 of 30
+    view.begin(first, tmp_path / "a")
+    assert view.left() is None and view.share() == pytest.approx(6 / 40)
+    metrics.write_text("{}\n" * 6)
+    view._began = time.monotonic() - 60
+    # 12 of work in 60 seconds; 40 - 6 - 12 = 22 are left: 110 seconds
+    assert view.share() == pytest.approx(18 / 40) and view.left() == pytest.approx(110, rel=0.01)
+    view.end(first, None)
+    assert view.left() == pytest.approx(60 * 10 / 24, rel=0.01)
+    view.begin(second, tmp_path / "b")
+    view.end(second, "a reason")
+    assert "10 rounds from round 3" in text.getvalue() and "failed: a reason" in text.getvalue()
+    assert view.summary() == "2/2 runs, 3 finished before, 100% of the work, 0:00 left"
