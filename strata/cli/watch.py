@@ -32,14 +32,14 @@ def run(args: argparse.Namespace) -> int:
         raise BadInput(f"a port is a number from 1 to 65535, not {args.port}")
     from strata.report.watching import serving
 
-    with serving(args.run, int(args.port)) as server:
-        print(f"watching {args.run} on {server.address} (Ctrl-C ends it)", flush=True)
-        if args.open:
-            import webbrowser
+    try:
+        with serving(args.run, int(args.port)) as server:
+            print(f"watching {args.run} on {server.address} (Ctrl-C ends it)", flush=True)
+            if args.open:
+                import webbrowser
 
-            webbrowser.open(server.address)
-        try:
+                webbrowser.open(server.address)
             threading.Event().wait()
-        except KeyboardInterrupt:
-            print()
+    except KeyboardInterrupt:
+        print()
     return 0

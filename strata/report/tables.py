@@ -66,7 +66,8 @@ def steps(contents: Contents) -> Table:
 def per_class(contents: Contents) -> Table:
     groups = [group for group in contents["groups"] if group["per_class"]]
     most = max((len(group["per_class"]) for group in groups), default=0)
-    names = next((d["classes"] for d in contents["data"] if len(d.get("classes", ())) == most), None) or range(most)
+    known = (one.get("classes", []) for one in contents["data"])
+    names = next((names for names in known if len(names) == most), None) or range(most)
     rows: list[tuple[Any, ...]] = [
         (str(name), *(group["per_class"][c] if c < len(group["per_class"]) else None for group in groups))
         for c, name in enumerate(names)

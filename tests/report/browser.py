@@ -13,8 +13,9 @@ from typing import Any
 
 CHROMIUM = Path("/usr/bin/chromium")
 FLAGS = (
-    "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
-    "--disable-component-update", "--disable-sync", "--disable-dev-shm-usage", "--hide-scrollbars",
+    "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
+    "--disable-background-networking", "--disable-component-update", "--disable-sync", "--disable-dev-shm-usage",
+    "--hide-scrollbars",
 )  # fmt: skip
 
 
@@ -28,9 +29,9 @@ class Browser:
         theirs_in, ours_out = os.pipe()
         self._in, self._out, self._buffer, self._id = ours_in, ours_out, b"", 0
 
-        # Chromium reads commands from descriptor 3 and answers on 4; a shell puts them there
+        # Chromium reads commands from descriptor 3 and answers on 4; a shell puts them there (dash cannot)
         self._process = subprocess.Popen(
-            ["/bin/sh", "-c", 'r=$1; w=$2; shift 2; eval "exec \\"\\$@\\" 3<&$r 4>&$w"', "sh", str(theirs_in),
+            ["/bin/bash", "-c", 'r=$1; w=$2; shift 2; eval "exec \\"\\$@\\" 3<&$r 4>&$w"', "bash", str(theirs_in),
              str(theirs_out), str(CHROMIUM), *FLAGS, f"--user-data-dir={profile}", "--remote-debugging-pipe",
              "about:blank"],
             pass_fds=(theirs_in, theirs_out), stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL,

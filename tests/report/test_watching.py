@@ -1,0 +1,126 @@
+"""The live page: only this machine, no polling, alive after the run, gone after Ctrl-C."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from strata.cli import main
+from strata.report import watching
+from strata.report.watching import Server, serving
+from tests.report.made import append, finish, make_run
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    return make_run(tmp_path / "a", done=2)
+
+
+@pytest.fixture
+def server(run: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
+    monkeypatch.setattr(watching, "LOOK", 0.05)
+    with serving(run) as server:
+        yield server
+
+
+def get(server: Server, path: str, **headers: str) -> http.client.HTTPResponse:
+    connection = http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=20)
+    connection.request("GET", path, headers=headers)
+    return connection.getresponse()
+
+
+def test_page_and_data(server: Server) -> None:
+    answer = get(server, "/")
+    assert answer.status == 200 and b'id="data"' in answer.read()
+    answer = get(server, "/data.json")
+    value, tag = json.loads(answer.read()), answer.headers["ETag"]
+    assert value["live"] and value["groups"][0]["done"] == 2
+    time.sleep(0.3)  # the slow part may publish once more
+    tag = get(server, "/data.json").headers["ETag"]
+    again = get(server, "/data.json", **{"If-None-Match": tag})
+    assert again.status == 304 and again.read() == b""
+    assert get(server, "/../../etc/passwd").status == 404
+
+
+def test_only_for_this_machine(server: Server) -> None:
+    assert server.server_address[0] == "127.0.0.1"
+    assert get(server, "/data.json", Host="evil.example").status == 403
+    assert get(server, "/data.json", Host=f"localhost:{server.server_port}").status == 200
+
+
+def events(server: Server) -> tuple[socket.socket, Iterator[int]]:
+    stream = socket.create_connection(("127.0.0.1", server.server_port), timeout=20)
+    stream.sendall(f"GET /events HTTP/1.1\r\nHost: 127.0.0.1:{server.server_port}\r\n\r\n".encode())
+    lines = stream.makefile("rb")
+    return stream, (int(line.split()[1]) for line in lines if line.startswith(b"data: "))
+
+
+def test_a_new_round_and_the_end_are_told_at_once(server: Server, run: Path) -> None:
+    stream, versions = events(server)
+    try:
+        version = next(versions)
+        append(run, 2, 0.3)
+        while json.loads(get(server, "/data.json").read())["groups"][0]["done"] < 3:
+            later = next(versions)
+            assert later > version
+            version = later
+        append(run, 3, 0.4)
+        finish(run, "small", 0, 4)
+        while json.loads(get(server, "/data.json").read())["groups"][0]["status"] != "finished":
+            version = next(versions)
+    finally:
+        stream.close()
+    assert get(server, "/").status == 200  # the run has ended, the page stays
+
+
+def test_nothing_new_is_not_told(server: Server) -> None:
+    time.sleep(0.3)
+    before = server.watched.version
+    time.sleep(0.4)
+    assert server.watched.version == before
+
+
+def test_many_open_pages_are_refused(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    for _ in range(watching.STREAMS):
+        server.streams.acquire()
+    assert get(server, "/events").status == 503
+    assert get(server, "/data.json").status == 200
+
+
+def test_a_comparison_that_has_just_begun_waits(tmp_path: Path) -> None:
+    (tmp_path / "compare.json").write_text("{}")
+    with serving(tmp_path) as server:
+        assert json.loads(get(server, "/data.json").read())["groups"] == []
+
+
+def test_bad_input_is_said(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        assert main(["watch", str(run), "--port", str(taken.getsockname()[1])]) == 2
+    assert main(["watch", str(run), "--port", "seventy"]) == 2
+    assert main(["watch", str(run), "--port", "70000"]) == 2
+    assert main(["watch", str(tmp_path / "none")]) == 2
+    errors = capsys.readouterr().err.splitlines()
+    assert len(errors) == 4 and all(line.startswith("strata watch: ") for line in errors)
+
+
+def test_ctrl_c_ends_it_cleanly(run: Path) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "strata", "watch", str(run)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    line = process.stdout.readline()
+    assert "http://127.0.0.1:" in line
+    process.send_signal(signal.SIGINT)
+    _, error = process.communicate(timeout=20)
+    assert process.returncode == 0 and error == ""
