@@ -96,7 +96,9 @@ def train_device(model: nn.Module, samples: Dataset[tuple[Tensor, int]], lr: flo
 
 
 def average(states: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
-    return {name: torch.stack([s[name].float() for s in states]).mean(0).to(states[0][name].dtype) for name in states[0]}
+    return {
+        name: torch.stack([s[name].float() for s in states]).mean(0).to(states[0][name].dtype) for name in states[0]
+    }
 
 
 def evaluate(model: nn.Module, samples: Dataset[tuple[Tensor, int]]) -> float:
