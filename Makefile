@@ -28,7 +28,7 @@ test: lint
 	$(BIN)/pytest -n 2 --dist loadfile -q
 
 bench: $(STAMP)
-	$(BIN)/python benchmarks/planning.py
+	$(BIN)/python -m benchmarks.run_all
 
 clean:
 	rm -rf .venv build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
