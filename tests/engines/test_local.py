@@ -105,7 +105,7 @@ def test_an_idle_worker_killed_between_rounds_is_replaced(engine: LocalEngine) -
     answers(engine, [("pid",)] * 4)
     for pid in engine.worker_pids:
         os.kill(pid, signal.SIGKILL)
-        assert eventually(lambda pid=pid: not is_running(pid), 30)
+        assert eventually(lambda pid=pid: not is_running(pid), 120)
     assert answers(engine, [("add", 0.0)] * 4) == [3.0] * 4
 
 
@@ -114,7 +114,7 @@ def test_the_process_that_starts_workers_may_be_killed(engine: LocalEngine) -> N
     pids = engine.worker_pids
     assert engine._process is not None
     os.kill(engine._process.pid, signal.SIGKILL)
-    assert all(eventually(lambda pid=pid: not is_running(pid), 30) for pid in pids)
+    assert all(eventually(lambda pid=pid: not is_running(pid), 120) for pid in pids)
     assert answers(engine, [("add", 0.0)] * 4) == [3.0] * 4
 
 
@@ -123,14 +123,14 @@ def test_a_hanging_job_ends_at_the_timeout_or_when_the_caller_gives_up(tmp_path:
     try:
         pids = tmp_path / "pid"
         assert answers(engine, [("hang", pids), ("add", 0.0)]) == ["no answer within 1 s", 3.0]
-        assert eventually(lambda: not is_running(int(pids.read_text())), 30)
+        assert eventually(lambda: not is_running(int(pids.read_text())), 120)
         engine._timeout = None
         pids.unlink()
         running = engine.run([("hang", pids), ("add", 0.0)], STATE)
         assert next(running).result == 3.0
-        assert eventually(lambda: pids.exists() and pids.read_text() != "", 30)
+        assert eventually(lambda: pids.exists() and pids.read_text() != "", 120)
         running.close()
-        assert eventually(lambda: not is_running(int(pids.read_text())), 30)
+        assert eventually(lambda: not is_running(int(pids.read_text())), 120)
     finally:
         engine.close()
         engine.close()
@@ -152,7 +152,7 @@ def test_the_programs_large_tensors_lie_in_shared_memory() -> None:
         assert engine._process is not None
         assert answers(engine, [("held", "big"), ("held", "grey")]) == [float(big.sum()), float(grey.double().sum())]
         os.kill(engine._process.pid, signal.SIGKILL)  # and it finds them again when started anew
-        assert eventually(lambda: not any(map(is_running, engine.worker_pids)), 30)
+        assert eventually(lambda: not any(map(is_running, engine.worker_pids)), 120)
         assert answers(engine, [("held", "grey")] * 2) == [float(grey.double().sum())] * 2
     finally:
         engine.close()
@@ -192,7 +192,7 @@ def test_workers_exit_within_5_seconds_of_the_parents_death_even_in_mid_task(tmp
     assert parent.stdout is not None
     nursery = int(parent.stdout.readline())
     marks = [tmp_path / "a", tmp_path / "b"]
-    assert eventually(lambda: all(mark.exists() and mark.read_text() for mark in marks), 60)
+    assert eventually(lambda: all(mark.exists() and mark.read_text() for mark in marks), 300)
     pids = [nursery, *(int(mark.read_text()) for mark in marks)]
     assert all(map(is_running, pids))
     parent.kill()

@@ -159,7 +159,7 @@ def is_running(pid: int) -> bool:
         return False
 
 
-def wait_for(condition: Callable[[], bool], seconds: float = 60) -> bool:
+def wait_for(condition: Callable[[], bool], seconds: float = 300) -> bool:
     end = time.monotonic() + seconds
     while not condition():
         if time.monotonic() > end:
