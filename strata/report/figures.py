@@ -104,6 +104,8 @@ def accuracy(contents: Contents, axis: str) -> Figure:
             high = [a + b for a, b in zip(y, spread, strict=True)]
             axes.fill_between(x, low, high, color=group["colour"], alpha=0.16, linewidth=0)
     axes.set(xlabel=label, ylabel="test accuracy, %")
+    if axis == "rounds":
+        axes.locator_params(axis="x", integer=True)
     axes.set_ylim(bottom=0)
     axes.set_xlim(left=0)
     if len(contents["groups"]) > 1:
@@ -156,6 +158,8 @@ def memory(group: Mapping[str, Any]) -> Figure:
 
 def parameters(group: Mapping[str, Any]) -> Figure:
     """Layers over rounds: frozen, trained in full, trained in part (the fuller, the wider)."""
+    if group["parts"].get("watched") is not None:
+        return channels(group)
     from matplotlib.colors import to_rgb
     from matplotlib.patches import Patch
 
@@ -176,6 +180,7 @@ def parameters(group: Mapping[str, Any]) -> Figure:
     axes.set(xlabel="round", ylabel="layer", title=group["label"], xlim=(0, parts["rounds"]), ylim=(0, depth))
     axes.title.set_fontsize(8)
     axes.grid(False)
+    axes.locator_params(axis="x", integer=True)
     if depth > 1:
         every = 10 if depth > 30 else 5 if depth > 12 else 1
         ticks = [1, *range(every, depth, every)] if every > 1 else list(range(1, depth))
@@ -185,6 +190,25 @@ def parameters(group: Mapping[str, Any]) -> Figure:
     kinds = ((TRAINED, "trains in full"), (HEAD, "trains in part"), (FROZEN, "frozen"))
     figure.legend(handles=[Patch(color=color, label=label) for color, label in kinds], loc="outside lower center",
                   ncols=3, fontsize=6.5, handlelength=1.0, columnspacing=1.0)  # fmt: skip
+    return figure
+
+
+def channels(group: Mapping[str, Any]) -> Figure:
+    """Methods that treat all layers alike: which channels of one layer train in which round, on one device."""
+    parts, at = group["parts"], group["parts"]["watched"]
+    figure, axes = _new(3.6, 2.4)
+    width = parts["layers"][at]["width"]
+    ends = [*(frame["round"] for frame in parts["frames"][1:]), parts["rounds"]]
+    for frame, end in zip(parts["frames"], ends, strict=True):
+        layer = frame["layers"][at]
+        for low, high in layer["kept"]:
+            axes.bar(frame["round"], (high - low) * width, bottom=low * width, width=end - frame["round"], align="edge",
+                     color=TRAINED if layer["share"] > 0.999 else HEAD, edgecolor=PAPER, linewidth=0.2)  # fmt: skip
+    axes.set(xlabel="round", ylabel=f"channel of {parts['layers'][at]['name']}", title=group["label"],
+             xlim=(0, parts["rounds"]), ylim=(0, width), facecolor=EMPTY)  # fmt: skip
+    axes.title.set_fontsize(8)
+    axes.grid(False)
+    axes.locator_params(integer=True)
     return figure
 
 
@@ -239,4 +263,4 @@ def _bare(axes: Axes) -> None:
         spine.set_visible(False)
 
 
-__all__ = ["accuracy", "files", "holdings", "memory", "parameters", "per_class", "steps"]
+__all__ = ["accuracy", "channels", "files", "holdings", "memory", "parameters", "per_class", "steps"]

@@ -4,7 +4,7 @@
 (() => {
   let data = JSON.parse(document.getElementById("data").textContent);
   const main = document.getElementById("main"), root = document.documentElement;
-  const state = { x: "rounds", y: "accuracy", best: false, seeds: false, memory: null, round: null, details: false };
+  const state = { x: "rounds", y: "accuracy", best: false, seeds: false, memory: null, round: null, details: false, playing: false, timer: null };
   const hidden = new Set();
   const charts = [];
 
@@ -237,10 +237,17 @@
     const ink = { frozen: colour("frozen"), trained: colour("trained"), head: colour("head"), empty: colour("empty"), soft: colour("soft"), card: colour("card"), ink: colour("ink") };
     const gap = unitHeight > 5 ? 1 : 0.4, top = (i) => (rows - 1 - i) * unitHeight; // the first layer lies at the bottom
     const fill = (layer) => (layer.frozen ? ink.frozen : layer.share > 0.999 ? ink.trained : ink.head);
-    // left: layers over rounds
+    // left: layers over rounds or, where all layers are treated alike, the channels of one over rounds
+    const watched = parts.watched, area = height - 22;
     parts.frames.forEach((one, index) => {
       const from = one.round, until = index + 1 < parts.frames.length ? parts.frames[index + 1].round : own;
       const left = mapLeft + (mapWidth * from) / total, right = mapLeft + (mapWidth * until) / total;
+      if (watched != null) {
+        pen.globalAlpha = 1; pen.fillStyle = ink.empty; pen.fillRect(left, 0, right - left, area);
+        pen.fillStyle = fill(one.layers[watched]);
+        for (const [a, b] of one.layers[watched].kept) pen.fillRect(left, area * (1 - b), Math.max(0.5, right - left - (right - left > 5 ? 0.6 : 0)), Math.max(0.6, area * (b - a) - (area / layers[watched].width > 4 ? 0.5 : 0)));
+        return;
+      }
       one.layers.forEach((layer, i) => {
         const y = top(i), w = Math.max(0.5, right - left - (right - left > 4 ? 0.6 : 0));
         pen.globalAlpha = 1; pen.fillStyle = ink.empty; pen.fillRect(left, y, w, unitHeight - gap);
@@ -265,9 +272,15 @@
     // words
     pen.fillStyle = ink.soft; pen.font = "11px " + getComputedStyle(document.body).fontFamily; pen.textBaseline = "middle"; pen.textAlign = "right";
     const step = rows > 30 ? 10 : rows > 12 ? 5 : 1;
-    for (let i = 0; i < rows - 1; i++) if (i === 0 || (i + 1) % step === 0) pen.fillText(String(i + 1), gutter - 6, top(i) + unitHeight / 2);
+    if (watched != null) {
+      const count = layers[watched].width;
+      for (const channel of new Set([1, Math.round(count / 2), count])) pen.fillText(String(channel), gutter - 6, Math.max(6, area * (1 - (channel - 0.5) / count)));
+      // a bracket at the layer that is shown
+      pen.fillRect(netLeft - 6, top(watched), 3, unitHeight - gap);
+    } else for (let i = 0; i < rows - 1; i++) if (i === 0 || (i + 1) % step === 0) pen.fillText(String(i + 1), gutter - 6, top(i) + unitHeight / 2);
     pen.textBaseline = "alphabetic"; pen.textAlign = "left"; pen.fillText("1", mapLeft, height - 3);
     pen.textAlign = "right"; pen.fillText("round " + total, mapLeft + mapWidth, height - 3);
+    if (watched != null) { pen.textAlign = "center"; pen.fillText(mapWidth > 230 ? `channels of layer ${watched + 1}` : `layer ${watched + 1}`, mapLeft + mapWidth / 2 - 12, height - 3); }
     pen.textAlign = "left"; pen.fillText(layers.some((layer) => layer.width) ? "channels in round " + (round + 1) : "width in round " + (round + 1), netLeft, height - 3);
     // and a sentence
     const said = [`Round ${round + 1}`];
@@ -276,7 +289,7 @@
     if (frame.trained != null && parts.parameters) said.push(`${percent(frame.trained / parts.parameters, frame.trained / parts.parameters < 0.1 ? 1 : 0)} % of ${parts.parameters.toLocaleString("en")} parameters train` + (frame.frozen ? `, ${percent(frame.frozen / parts.parameters, 1)} % are frozen` : ""));
     if (frame.device != null && parts.frames.length > 1 && group.method !== "slt") said.push(`device ${frame.device}`);
     text.textContent = said.join(": ").replace(/: device/, " · device");
-    canvas.setAttribute("aria-label", text.textContent);
+    canvas.setAttribute("aria-label", `${group.label}. ${text.textContent}`);
   }
   function partsSection() {
     nets.length = 0;
@@ -286,16 +299,21 @@
     const output = el("output", { text: `${state.round + 1} of ${longest()}` });
     const show = (round) => { state.round = Math.max(0, Math.min(longest() - 1, round)); slider.value = state.round + 1; output.textContent = `${state.round + 1} of ${longest()}`; nets.forEach(drawNet); };
     slider.addEventListener("input", () => show(slider.value - 1));
-    let timer = null;
-    const stop = () => { clearInterval(timer); timer = null; play.textContent = "▶ Play"; };
-    const play = el("button", { class: "play", type: "button", text: "▶ Play", onclick: () => {
-      if (timer) return stop();
-      if (state.round >= longest() - 1) show(0);
+    clearInterval(state.timer); // of the page before an update
+    const stop = () => { clearInterval(state.timer); state.timer = null; state.playing = false; play.textContent = "▶ Play"; };
+    const start = () => {
+      state.playing = true;
       play.textContent = "❚❚ Pause";
       const pace = Math.max(1, longest() / 120);
       let now = state.round;
-      timer = setInterval(() => { if (!play.isConnected || now >= longest() - 1) return stop(); now += pace; show(Math.round(now)); }, Math.max(60, Math.min(400, 8000 / longest())));
+      state.timer = setInterval(() => { if (now >= longest() - 1) return stop(); now += pace; show(Math.round(now)); }, Math.max(60, Math.min(400, 8000 / longest())));
+    };
+    const play = el("button", { class: "play", type: "button", text: "▶ Play", onclick: () => {
+      if (state.playing) return stop();
+      if (state.round >= longest() - 1) show(0);
+      start();
     } });
+    if (state.playing) start();
     const grid = el("div", { class: "nets", style: `--least: ${visible().length === 3 ? 330 : 460}px` });
     for (const group of visible()) {
       const text = el("p"), box = el("div", { class: "net", colour: group.colour }, el("h3", { text: group.label }), text);
@@ -314,7 +332,7 @@
     for (const [name, says] of [["trained", "trains in full"], ["head", "trains in part (the stronger, the wider)"], ["frozen", "frozen"], ["empty", "not on the device"]]) {
       const swatch = el("i"); swatch.style.background = `var(--${name})`; key.append(el("span", {}, swatch, says));
     }
-    return section("Which parameters train when", "Layers from the input (bottom) to the classifier (top). Left: over the rounds. Right: the channels one device has in the chosen round, the first one asked.",
+    return section("Which parameters train when", "Left: over the rounds, the layers from input (bottom) to classifier (top); for methods that cut the width of all layers alike, the channels of one layer. Right: the layers and their channels on one device, the first asked in the chosen round.",
       key, el("div", { class: "scrub" }, play, slider, output), grid);
   }
 
@@ -398,12 +416,12 @@
       }
       return el("div", { class: "scroll" }, table);
     };
-    const seeds = data.groups.some((group) => group.runs.length > 1) ? " Of each method's first seed." : "";
+    const seeds = data.groups.some((group) => group.runs.length > 1);
     const all = el("details", { open: state.details, ontoggle: (event) => { state.details = event.target.open; } },
       el("summary", { text: `All ${data.settings.length} settings and versions` }), make(data.settings));
     const versions = data.settings.filter((row) => row.name.startsWith("version of ") && !row.differs).map((row) => `${row.name.slice(11)} ${row.values[0]}`);
     const facts = el("p", { class: "note", text: versions.length ? `Made with ${versions.join(", ")}.` : "" });
-    return section("Settings and versions", (several ? "What differs:" : "") + seeds, several ? make(data.settings.filter((row) => row.differs)) : null, facts, all);
+    return section("Settings and versions", several ? "What differs" + (seeds ? "; of several seeds, the first." : ".") : null, several ? make(data.settings.filter((row) => row.differs)) : null, facts, all);
   }
   function render() {
     charts.length = 0;
@@ -423,8 +441,16 @@
     const foot = document.getElementById("foot");
     foot.textContent = `Made by Strata ${data.strata} on ${data.made}. `;
     if (data.files && data.files.length) {
-      foot.append("Beside this page: ");
-      data.files.forEach((file, i) => foot.append(i ? ", " : "", el("a", { href: file, text: file })));
+      const stems = new Map();
+      for (const file of data.files) { const [stem, ending] = file.split("."); stems.set(stem, [...(stems.get(stem) || []), ending]); }
+      foot.append("Beside this page are ");
+      let first = true;
+      for (const [stem, endings] of stems) {
+        foot.append(first ? "" : ", ", stem.replace("/", ": ").replace(/^(tables|figures): /, (kind) => (kind === "tables: " ? "table " : "figure ")), " (");
+        endings.forEach((ending, i) => foot.append(i ? " " : "", el("a", { href: `${stem}.${ending}`, text: ending })));
+        foot.append(")");
+        first = false;
+      }
       foot.append(".");
     }
     const drawn = charts.map((draw) => draw());

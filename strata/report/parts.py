@@ -62,7 +62,10 @@ def _exact(run: Run, graph: ChannelGraph) -> dict[str, Any]:
     named = [
         {"name": _title(graph, k), "width": graph.state_shapes[main][0]} for k, (_, main) in layers.items()
     ]  # fmt: skip
-    return {"layers": named, "frames": frames, "parameters": total, "exact": True, "rounds": len(run.records)}
+    return {
+        "layers": named, "frames": frames, "parameters": total, "exact": True, "rounds": len(run.records),
+        "watched": None if run.method == "slt" else _watched(graph, layers),
+    }  # fmt: skip
 
 
 def _cuts(run: Run, graph: ChannelGraph) -> Iterator[tuple[tuple[int, int, int | None], Cut]]:
@@ -98,6 +101,12 @@ def _layers(graph: ChannelGraph) -> dict[int, tuple[list[str], str]]:
 
 def _title(graph: ChannelGraph, layer: int) -> str:
     return graph.layer_names[layer - 1] if layer <= graph.depth else "classifier"
+
+
+def _watched(graph: ChannelGraph, layers: Mapping[int, tuple[list[str], str]]) -> int:
+    """Methods that cut widths treat all layers alike: one, the first of the widest, is shown channel by channel."""
+    widths = [graph.state_shapes[main][0] for layer, (_, main) in layers.items() if layer <= graph.depth]
+    return widths.index(max(widths))
 
 
 def _layer(graph: ChannelGraph, cut: Cut, names: Sequence[str], main: str) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from typing import Any
 from strata.errors import BadInput
 
 DEEPEST = 4  # levels below a given folder in which runs are looked for; strata compare puts them two down
+METHOD_ORDER = ("slt", "fedavg", "small", "fd", "fedrolex", "heterofl", "fjord")  # without waiting for torch
 LARGEST = 256 << 20  # bytes of a file that is read
 
 
@@ -83,10 +84,7 @@ def find_runs(places: Iterable[str | Path]) -> list[Run]:
 
 def _rank(run: Run) -> tuple[int, int]:
     """Within one folder: SLT first, then as `strata methods` lists them."""
-    from strata.methods import METHODS
-
-    names = list(METHODS)
-    return (names.index(run.method) if run.method in names else len(names)), run.seed
+    return (METHOD_ORDER.index(run.method) if run.method in METHOD_ORDER else len(METHOD_ORDER)), run.seed
 
 
 def _folders(place: Path) -> Iterator[Path]:

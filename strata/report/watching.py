@@ -18,7 +18,7 @@ from typing import Any
 from strata.errors import BadInput
 from strata.report.contents import contents
 from strata.report.page import page, plotly_script
-from strata.report.reading import Run, find_runs
+from strata.report.reading import DEEPEST, Run, find_runs, is_running
 from strata.report.rebuilding import Workshop
 
 LOOK = 1.0  # seconds between two looks at the folder
@@ -38,7 +38,6 @@ class Watched:
         self._over = threading.Event()
         self._seen: Any = None
         self._value: dict[str, Any] = {}
-        self._rebuilt: list[Path] = []
         self.look()
 
     def look(self) -> bool:
@@ -69,16 +68,14 @@ class Watched:
         """Changes whenever a run writes, begins or ends."""
         found = []
         for folder, below, _ in os.walk(self.place):
-            below[:] = sorted(name for name in below if name != "checkpoint" and not name.startswith("."))
+            deep = len(Path(folder).relative_to(self.place).parts) >= DEEPEST
+            below[:] = [] if deep else sorted(n for n in below if n != "checkpoint" and not n.startswith("."))
             for name in FILES:
                 with contextlib.suppress(OSError):
                     status = os.stat(os.path.join(folder, name))
-                    found.append((folder, name, status.st_size, status.st_mtime_ns))
-        try:
-            locks = [run.status for run in self._runs()] if self._value else []
-        except BadInput:
-            locks = []
-        return found, locks
+                    running = name == "config.json" and is_running(Path(folder))
+                    found.append((folder, name, status.st_size, status.st_mtime_ns, running))
+        return found
 
     def _publish(self, value: dict[str, Any]) -> None:
         with self._changed:
@@ -97,7 +94,7 @@ class Watched:
             with contextlib.suppress(Exception):  # what cannot be rebuilt is said where it is missing
                 workshop.graph(run)
         self._workshop = workshop
-        self._seen = (None, None)
+        self._seen = ()  # not None: from here on a folder that vanishes is survived
         self.look()
 
     def watch(self) -> None:

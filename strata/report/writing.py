@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from strata.errors import BadInput
-from strata.federation.files import said_plainly, write_atomic
 from strata.report import figures, tables
 from strata.report.contents import contents
 from strata.report.page import page, plotly_script
@@ -51,6 +50,8 @@ def check_place(folder: Path) -> set[str]:
         raise BadInput(f"{folder} is a run: choose another folder for the report, such as report")
     if not folder.exists():
         return set()
+    from strata.federation.files import said_plainly
+
     ours = _ours(folder)
     if ours is None:
         with said_plainly(folder):
@@ -78,6 +79,8 @@ def _inside(name: str) -> bool:
 
 def write_files(folder: Path, files: Mapping[str, bytes]) -> None:
     """All of `files`; files of an earlier report that are no longer made are removed."""
+    from strata.federation.files import said_plainly, write_atomic
+
     ours = check_place(folder)
     for name in files:
         path = folder / name
