@@ -133,7 +133,7 @@ def figure_limited_randomness(asked: Asked) -> Experiment:
                 if found := results.of(line.cell):
                     place.axhline(found.mean, linestyle=style, color=colour, linewidth=1, label=line.label)
             place.set(xscale="log", xlabel="number of sets |I|", ylabel="accuracy in %", ylim=(0, None))
-            _legend(place)
+            _legend(place, below=True)
         return sweep_table(title, "sets", [*pools, *references], results, out, pictures)
 
     lines = [line.cell for line in (*pools, *references)]
@@ -188,7 +188,7 @@ def figure_mapping(asked: Asked) -> Experiment:
     title = "Mapping of steps to rounds: CIFAR10, ResNet20 at 0.25"
 
     def render(results: Results, out: Path) -> list[Path]:
-        named = [Line(line.label + _true_patience(results.of(line.cell)), line.cell) for line in lines]
+        named = [Line(line.label + _true_patience(line.cell, results.of(line.cell)), line.cell) for line in lines]
         with drawing.figure(out, "figure", 1, 2) as (axes, pictures):
             left, right = axes[0]
             for colour, line in zip(drawing.CYCLE, named, strict=False):
@@ -198,20 +198,25 @@ def figure_mapping(asked: Asked) -> Experiment:
                     right.step(*steps(found.metrics[0]), where="mid", color=colour)
             left.set(xlabel="round", ylabel="accuracy in %", ylim=(0, None))
             right.set(xlabel="round", ylabel="step n", ylim=(0, None))
-            _legend(left)
+            _legend(left, below=True)
         return sweep_table(title, "schedule", named, results, out, pictures)
 
     return Experiment("figure-mapping", title, runs_of([line.cell for line in lines], asked), render)
 
 
-def _legend(axes: Any) -> None:
-    if axes.get_legend_handles_labels()[0]:  # nothing is drawn yet where no run is finished
+def _legend(axes: Any, below: bool = False) -> None:
+    if not axes.get_legend_handles_labels()[0]:  # nothing is drawn where no run is finished
+        return
+    if below:
+        axes.figure.legend(loc="outside lower center", ncols=2)
+    else:
         axes.legend()
 
 
-def _true_patience(found: Outcome | None) -> str:
-    """In short runs it is not the paper's."""
-    if found is None or found.request.get("schedule") != "early-stopping":
+def _true_patience(cell: Cell, found: Outcome | None) -> str:
+    """In short runs it is not the paper's, which is in the cell's name."""
+    printed = cell.variant.removeprefix("early-stopping-")
+    if found is None or not printed.isdigit() or found.request["patience"] == int(printed):
         return ""
     return f" (patience {found.request['patience']} here)"
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
+import fcntl
 import io
 import json
 import os
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -18,6 +17,7 @@ from strata.experiments import Asked, experiment
 from strata.experiments.estimates import Estimator, phases_of
 from strata.experiments.overview import Overview
 from strata.experiments.setups import SETUPS
+from strata.experiments.worker import Bench
 from tests.federation.tiny import bits
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -36,19 +36,12 @@ def strata(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, st
     return code, captured.out, captured.err
 
 
-def small(out: str, rounds: int) -> list[str]:
-    return ["experiment", "table-digits", "--scale", str(rounds / 100), "--seeds", "1", "--only", "/0.125/small",
-            "--out", out, "--workers", "0", "--no-calibration"]  # fmt: skip
-
-
 def lines(path: Path) -> int:
     return path.read_bytes().count(b"\n") if path.exists() else 0
 
 
 def alive(folder: Path) -> bool:
     """Whether a process still holds the lock of this run."""
-    import fcntl
-
     with open(folder / ".lock", "rb") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -58,14 +51,22 @@ def alive(folder: Path) -> bool:
 
 
 def test_an_experiment_on_digits_from_beginning_to_end(capsys: pytest.CaptureFixture[str]) -> None:
-    arguments = ["experiment", "table-digits", "--scale", "0.01", "--seeds", "1", "--only", "/0.125/slt,/0.125/fd",
+    arguments = ["experiment", "table-digits", "--scale", "0.01", "--seeds", "1", "--only", "/0.125/slt,/0.125/small",
                  "--out", "out", "--jobs", "2"]  # fmt: skip
+    cells = Path("out/runs/digits/resnet20/iid/0.125")
+    blocked = cells / "small/rounds-1/seed-0"
+    blocked.mkdir(parents=True)
+    (blocked / "something.txt").write_text("not a run")
     code, out, err = strata(capsys, *arguments)
-    assert code == 0, err
-    assert "2 runs" in err and "about" in err and "2/2 runs, 100% of the work" in err
-    summary = json.loads(Path("out/runs/digits/resnet20/iid/0.125/slt/rounds-1/seed-0/summary.json").read_text())
+    # one run fails, the other does not mind
+    assert code == 1 and "small/rounds-1/seed-0 failed" in err and "is not empty and holds no run" in err
+    assert "2 runs, " in err and "about 0:" in err and "2/2 runs, 100% of the work" in err
+    summary = json.loads((cells / "slt/rounds-1/seed-0/summary.json").read_text())
     assert summary["bn"] == "batch" and f"| SLT | {100 * summary['accuracy']:.1f} | – |" in out
-    assert "written: out/table-digits/table.tex" in out
+    assert "| small model | – | – |" in out and "written: out/table-digits/table.tex" in out
+    (blocked / "something.txt").unlink()
+    code, out, err = strata(capsys, *arguments, "--no-calibration")
+    assert code == 0 and "1/1 runs, 1 finished before" in err and "| small model | – | – |" not in out
     # again: nothing is left to do; --render gives the same table, --json its files
     before = {path: path.stat().st_mtime_ns for path in Path("out/runs").rglob("*") if path.is_file()}
     code, again, err = strata(capsys, *arguments)
@@ -74,7 +75,7 @@ def test_an_experiment_on_digits_from_beginning_to_end(capsys: pytest.CaptureFix
     assert code == 0 and json.loads(rendered)["files"][0] == "out/table-digits/table.md"
     assert before == {path: path.stat().st_mtime_ns for path in Path("out/runs").rglob("*") if path.is_file()}
     # other settings in the same place are refused
-    config = Path("out/runs/digits/resnet20/iid/0.125/fd/rounds-1/seed-0/config.json")
+    config = cells / "slt/rounds-1/seed-0/config.json"
     changed = json.loads(config.read_text())
     changed["request"]["lr"] = 0.5
     config.write_text(json.dumps(changed))
@@ -82,38 +83,40 @@ def test_an_experiment_on_digits_from_beginning_to_end(capsys: pytest.CaptureFix
     assert code == 2 and "lr was 0.5 and is now 0.1" in err
 
 
-@pytest.mark.parametrize("kill", [signal.SIGKILL, signal.SIGTERM])
-def test_killed_and_resumed_to_the_same_bits(kill: signal.Signals, capsys: pytest.CaptureFixture[str]) -> None:
-    rounds = 8
-    folder = Path(f"out/runs/digits/resnet20/iid/0.125/small/rounds-{rounds}/seed-0")
-    process = subprocess.Popen(
-        [sys.executable, "-m", "strata", *small("out", rounds)], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
-        text=True,
-    )  # fmt: skip
-    while lines(folder / "metrics.jsonl") < 2:
-        assert process.poll() is None
+def stopped_at(folder: Path, rounds: int, kill: signal.Signals, arguments: list[str]) -> int:
+    """The exit code of the command, which gets this signal once so many rounds are recorded."""
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            code = main(arguments)
+        finally:
+            os._exit(code)
+    while lines(folder / "metrics.jsonl") < rounds:
+        assert os.waitpid(child, os.WNOHANG) == (0, 0)
         time.sleep(0.02)
-    os.kill(process.pid, kill)
-    _, err = process.communicate()
-    assert process.returncode == (130 if kill == signal.SIGTERM else -kill), err
-    while alive(folder):  # it notices that its parent is gone, saves and ends
+    os.kill(child, kill)
+    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    while alive(folder):  # the run's own process notices that its parent is gone, saves and ends
         time.sleep(0.05)
-    assert 2 <= lines(folder / "metrics.jsonl") < rounds and not (folder / "summary.json").exists()
-    code, _, err = strata(capsys, *small("out", rounds))
-    assert code == 0 and "8 rounds from round" in err, err
-    assert strata(capsys, *small("whole", rounds), "--quiet")[0] == 0
-    assert bits(folder) == bits("whole" / folder.relative_to("out"))
+    return code
 
 
-def test_a_run_that_fails_does_not_stop_the_others(capsys: pytest.CaptureFixture[str]) -> None:
-    arguments = ["experiment", "table-digits", "--scale", "0.01", "--seeds", "1", "--only", "/0.125/small,/0.125/fd",
-                 "--out", "out", "--no-calibration", "--quiet", "--workers", "0"]  # fmt: skip
-    folder = Path("out/runs/digits/resnet20/iid/0.125/small/rounds-1/seed-0")
-    folder.mkdir(parents=True)
-    (folder / "something.txt").write_text("not a run")
-    code, out, err = strata(capsys, *arguments)
-    assert code == 1 and "small/rounds-1/seed-0 failed" in err and "is not empty and holds no run" in err
-    assert (folder.parents[2] / "fd/rounds-1/seed-0/summary.json").exists() and "| small model | – |" in out
+def test_killed_stopped_and_resumed_to_the_same_bits(capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["experiment", "table-digits", "--scale", "0.06", "--seeds", "1", "--only", "/0.125/small",
+                 "--out", "out", "--workers", "0", "--no-calibration"]  # fmt: skip
+    run = next(run for run in experiment("table-digits", Asked(0.06, 1)).runs if run.request.method == "small")
+    folder = Path("out/runs") / run.name
+    assert stopped_at(folder, 1, signal.SIGKILL, arguments) == -signal.SIGKILL
+    assert 1 <= lines(folder / "metrics.jsonl") < 6 and not (folder / "summary.json").exists()
+    assert stopped_at(folder, 3, signal.SIGTERM, arguments) == 130
+    assert 3 <= lines(folder / "metrics.jsonl") < 6 and not (folder / "summary.json").exists()
+    code, _, err = strata(capsys, *arguments)
+    assert code == 0 and "6 rounds from round" in err, err
+    bench = Bench()
+    bench.carry_out(run.request, Path("whole"), workers=0, checkpoint_every=6)
+    bench.close()
+    assert bits(folder) == bits(Path("whole"))
 
 
 def test_dry_run_needs_no_data(capsys: pytest.CaptureFixture[str]) -> None:
