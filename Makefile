@@ -17,7 +17,8 @@ $(STAMP): pyproject.toml
 	touch $@
 
 demo: $(STAMP)
-	$(BIN)/strata plan --model resnet20 --constraint 0.125 --rounds 500
+	$(BIN)/strata compare --methods slt,small,fd --data digits --constraint 0.125 --rounds 30 --devices 10 --per-round 5 \
+		--batch 16 --eval-every 3 --out runs/demo
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import importlib
-import importlib.util
 import os
 import sys
 from collections.abc import Sequence
@@ -29,8 +28,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"strata {__version__}")
     subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     for command in COMMANDS:
-        if importlib.util.find_spec(f"strata.cli.{command}") is not None:
-            importlib.import_module(f"strata.cli.{command}").add_parser(subparsers)
+        importlib.import_module(f"strata.cli.{command}").add_parser(subparsers)
     return parser
 
 

@@ -124,3 +124,14 @@ def test_a_model_defined_in_the_script_itself(tmp_path: Path, guarded: bool) -> 
         assert (tmp_path / "run" / "model.safetensors").exists()
     else:
         assert done.returncode == 1 and "put the call under `if __name__ == '__main__':`" in done.stderr
+
+
+def test_tensorboard_files_hold_every_round(tmp_path: Path) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    result = tiny_run(tmp_path / "run", rounds=2, tensorboard=True)
+    events = EventAccumulator(str(result.out / "tensorboard"))
+    events.Reload()
+    seen = {name: [(e.step, e.value) for e in events.Scalars(name)] for name in events.Tags()["scalars"]}
+    expected = [(record["round"], pytest.approx(record["train_loss"])) for record in result.metrics]
+    assert seen["train_loss"] == expected and len(seen["accuracy"]) == 2
