@@ -200,7 +200,8 @@ def _flat_settings(run: Run) -> dict[str, str]:
         if name in run.plan:
             flat[f"plan.{name}"] = _text(run.plan[name])
     flat |= {f"version of {name}": _text(v) for name, v in mapping(run.config.get("versions")).items()}
-    flat["commit"] = _text(run.config.get("commit"))
+    commit = _text(run.config.get("commit"))
+    flat["commit"] = commit[:12] + ("+ (with changes)" if commit.endswith("+") else "")
     return flat
 
 

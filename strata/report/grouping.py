@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import statistics
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
@@ -150,12 +151,14 @@ def _labels(members: Sequence[Sequence[Run]]) -> list[str]:
     for key, text in _TELLING:
         if len(set(labels)) == len(labels):
             break
-        if len({fact[key] for fact in facts}) > 1:
-            labels = [label + (f" · {text.format(fact[key])}" if fact[key] != "" else "")
-                      for label, fact in zip(labels, facts, strict=True)]  # fmt: skip
-    if len(set(labels)) < len(labels):  # told apart by nothing above: by where they are
-        labels = [f"{label} ({run.name})" for label, run in zip(labels, firsts, strict=True)]
-    return labels
+        alike = Counter(labels)
+        kinds = {label: {fact[key] for fact, own in zip(facts, labels, strict=True) if own == label} for label in alike}
+        labels = [
+            f"{label} · {text.format(fact[key])}" if len(kinds[label]) > 1 and fact[key] != "" else label
+            for label, fact in zip(labels, facts, strict=True)
+        ]
+    alike = Counter(labels)  # told apart by nothing above: by where they are
+    return [f"{label} ({run.name})" if alike[label] > 1 else label for label, run in zip(labels, firsts, strict=True)]
 
 
 def _facts(run: Run) -> dict[str, str]:

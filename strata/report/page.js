@@ -378,8 +378,9 @@
   function memorySection() {
     const one = chart(memoryChart, "memory"), stepped = data.groups.filter((group) => group.memory.steps.length > 1);
     const accountings = [...new Set(visible().map((group) => group.memory.accounting).filter(Boolean))].join(" and ");
-    const options = [[null, "All methods"], ...stepped.map((group) => [group.label, group.label + ", by step"])];
-    if (!options.some(([value]) => value === state.memory)) state.memory = null;
+    const single = data.groups.length === 1 && stepped.length === 1;
+    const options = single ? [[data.groups[0].label, "by step"]] : [[null, "All methods"], ...stepped.map((group) => [group.label, group.label + ", by step"])];
+    if (!options.some(([value]) => value === state.memory)) state.memory = options[0][0];
     const notes = [...new Set(visible().map((group) => group.memory.note).filter(Boolean))];
     return section("Memory against the budget", (accountings ? `Bars: what the ${accountings} accounting counts, the one the budget is given in. ` : "") + "Diamonds: tensor bytes measured in training, of the largest single device. The two count different things.",
       options.length > 1 ? el("div", { class: "controls" }, choices(options, state.memory, (value) => { state.memory = value; one.draw(); })) : null, one.place, ...notes.map((text) => el("p", { class: "note", text })));

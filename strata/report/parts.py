@@ -26,7 +26,10 @@ def parts_of(run: Run, workshop: Workshop) -> dict[str, Any]:
     if not run.records:
         raise Missing("no round is done yet")
     try:
-        return _exact(run, workshop.graph(run))
+        made = _exact(run, workshop.graph(run))
+        if run.plan.get("levels"):
+            made["note"] = "Drawn for the weakest devices; stronger ones freeze fewer layers."
+        return made
     except Missing as error:
         return {**_outline(run), "note": f"Drawn from the plan alone: {error}."}
 

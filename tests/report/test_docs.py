@@ -1,0 +1,39 @@
+"""The commands in docs/report.md are ones that Strata knows, and a report of a real run is whole."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from strata.cli import build_parser
+from strata.data import load
+from strata.federation.request import Request, launch
+from strata.report import write_report
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_the_documented_commands_parse() -> None:
+    text = (ROOT / "docs" / "report.md").read_text()
+    lines = [line for block in re.findall(r"```bash\n(.*?)```", text, re.DOTALL) for line in block.splitlines()]
+    commands = [shlex.split(line)[1:] for line in lines if line.startswith("strata ")]
+    assert [command[0] for command in commands] == ["compare", "report", "watch"]
+    for command in commands:
+        build_parser().parse_args(command)
+
+
+@pytest.mark.slow
+def test_a_real_run_has_every_part(tmp_path: Path) -> None:
+    request = Request(method="fd", constraints=(0.125,), rounds=2, devices=100, per_round=2, partition="dirichlet:0.1")
+    launch(request, tmp_path / "run", workers=0, progress=False)
+    made = write_report([tmp_path / "run"], tmp_path / "report", with_figures=False)
+    (group,) = made["groups"]
+    assert group["status"] == "finished" and len(group["per_class"]) == 10 and made["problems"] == []
+    assert group["parts"]["exact"] and len(group["parts"]["frames"]) == 2
+    assert group["memory"]["budgets"] == [12_043_488]  # ResNet20 at 0.125, as in golden.yaml
+    assert 0 < group["memory"]["steps"][0]["measured"] < 12_043_488
+    counts = made["data"][0]["counts"]
+    assert len(counts) == 100 and sum(map(sum, counts)) == len(load("digits").train)
