@@ -12,7 +12,7 @@ from typing import Any
 from strata import __version__
 from strata.report.grouping import COSTS, Group, budget_text, drops, group_runs, spread
 from strata.report.parts import parts_of
-from strata.report.reading import Run, mapping, number, numbers, whole
+from strata.report.reading import Run, listed, mapping, number, numbers, whole
 from strata.report.rebuilding import Missing, Workshop
 
 METHOD_COLOURS = {
@@ -114,7 +114,7 @@ def _memory(group: Group, workshop: Workshop | None) -> dict[str, Any]:
     if isinstance(run.plan.get("steps"), list):
         accounting = str(run.plan.get("accounting"))
         steps = [dict(step) for step in map(mapping, run.plan["steps"])]
-        levels = [mapping(level) for level in run.plan.get("levels") or ()]
+        levels = [mapping(level) for level in listed(run.plan.get("levels"))]
         found = {number(one.get("budget_bytes")) for one in (levels or [run.plan])}
         budgets = sorted(size for size in found if size is not None)
     elif workshop is not None:
@@ -139,8 +139,7 @@ def _failures(group: Group) -> dict[str, Any]:
     failed: Counter[int] = Counter()
     for run in group.runs:
         for record in run.records:
-            devices = record.get("devices")
-            asked.update(d for d in map(whole, devices if isinstance(devices, list) else ()) if d is not None)
+            asked.update(d for d in map(whole, listed(record.get("devices"))) if d is not None)
             for drop in drops(record):
                 reasons[str(drop.get("reason", "?"))[:LONGEST_REASON]] += 1
                 if (device := whole(drop.get("id"))) is not None:

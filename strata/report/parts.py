@@ -8,7 +8,7 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from strata.errors import BadInput, Infeasible
-from strata.report.reading import Run, mapping, number, whole
+from strata.report.reading import Run, listed, mapping, number, whole
 from strata.report.rebuilding import Missing, Workshop
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ def _cuts(run: Run, graph: ChannelGraph) -> Iterator[tuple[tuple[int, int, int |
     frames = _frames(run)
     try:
         if run.method == "slt":
-            steps = {whole(step.get("step")): step for step in map(mapping, run.plan.get("steps") or ())}
+            steps = {whole(step.get("step")): step for step in map(mapping, listed(run.plan.get("steps")))}
             for frame in frames:
                 step = steps[frame[1]]
                 yield frame, graph.slt(int(step["k_frozen"]), int(step["k_trained"]), float(step["scale"]))
@@ -153,7 +153,7 @@ def _outline(run: Run) -> dict[str, Any]:
 
 def _outline_slt(run: Run) -> dict[str, Any]:
     steps: dict[int | None, Mapping[str, Any]] = {
-        whole(step.get("step")): step for step in map(mapping, run.plan.get("steps") or ())
+        whole(step.get("step")): step for step in map(mapping, listed(run.plan.get("steps")))
     }
     depth = min(1000, max((whole(step.get("k_trained")) or 0 for step in steps.values()), default=0))
     frames = []

@@ -194,6 +194,10 @@ def mapping(value: Any) -> Mapping[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
+def listed(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []
+
+
 def number(value: Any) -> float | None:
     """A finite number, else None: NaN, null and text are all 'not known'."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from strata.errors import BadInput, Infeasible
-from strata.report.reading import Run, mapping, number, whole
+from strata.report.reading import Run, listed, mapping, number, whole
 
 if TYPE_CHECKING:
     from strata.cutting import ChannelGraph
@@ -66,10 +66,11 @@ class Workshop:
         name, place = run.request.get("data"), run.request.get("data_dir")
         if not isinstance(name, str):
             raise Missing("the run was started from Python with data of its own")
+        place = place if isinstance(place, str) else None
         key = (name, place)
         try:
             if key not in self._data:
-                self._data[key] = load(name, place if isinstance(place, str) else None)
+                self._data[key] = load(name, place)
         except BadInput as error:
             raise Missing(f"the data is not here ({error})") from error
         data = self._data[key]
@@ -118,7 +119,7 @@ class Workshop:
             scales = [min(scales)]
         if not scales or not batch:
             raise Missing("the run does not say its width")
-        budgets = [size for size in map(number, run.request.get("budgets") or ()) if size is not None]
+        budgets = [size for size in map(number, listed(run.request.get("budgets"))) if size is not None]
         accounting = run.request.get("accounting") or ("peak" if run.request.get("budgets") else "paper")
         try:
             need = memory(graph, graph.prefix(max(scales)), batch, accounting=accounting)

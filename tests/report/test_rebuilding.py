@@ -12,11 +12,13 @@ from strata.data import load, parse_partition
 from strata.federation.describing import describe_data
 from strata.methods import FD, FedRolex
 from strata.report.contents import contents
+from strata.report.page import embedded
 from strata.report.parts import parts_of, spans
 from strata.report.reading import read_run
 from strata.report.rebuilding import Missing, Workshop
 from strata.report.tables import summary
 from tests.report.made import PLAN, make_run
+from tests.report.test_damage import changed, places
 
 REQUEST = {"model": "resnet20", "data": "digits", "data_dir": None, "constraints": [0.5], "input": [3, 32, 32]}
 
@@ -119,3 +121,26 @@ def test_width_methods_are_accounted_as_the_constraint_means(tmp_path: Path, wor
     assert shown["budgets"] == [expected] and shown["steps"][0]["memory_bytes"] == expected
     assert shown["steps"][0]["measured"] == 3 << 20
     assert summary(made).rows[0][5] == 0.4
+
+
+@pytest.mark.parametrize("method", ["slt", "fd"])
+def test_damaged_settings_are_left_out_not_raised(tmp_path: Path, workshop: Workshop, method: str) -> None:
+    """As test_damage, but where everything else would have been rebuilt."""
+    plan = {**PLAN, "input": [3, 32, 32]} if method == "slt" else None
+    run = run_on_digits(tmp_path / "a", workshop, method, rounds=6, plan=plan, validation=0.1)
+    for file, keys in (("config.json", ("method", "training", "devices", "seed", "validation", "partition", "data")),
+                       ("plan.json", ("steps", "levels", "input"))):  # fmt: skip
+        whole = json.loads((run / file).read_text())
+        part = whole["settings"] if file == "config.json" else whole
+        ways = [(key, *way) for key in keys if key in part for way in places(part[key])]
+        for way in ways[:60]:
+            for junk in (None, [], "x", -1, 0.5, 10**30, [None, 1], {"a": 1}):
+                damaged = changed(part, way, junk)
+                (run / file).write_text(
+                    json.dumps({**whole, "settings": damaged} if file == "config.json" else damaged)
+                )
+                try:
+                    embedded(contents([read_run(run)], workshop))
+                except Exception as error:
+                    raise AssertionError(f"{file}: {way} = {junk!r}") from error
+        (run / file).write_text(json.dumps(whole))
