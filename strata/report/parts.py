@@ -7,9 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
-from strata.errors import BadInput, Infeasible
 from strata.report.reading import Run, listed, mapping, number, whole
-from strata.report.rebuilding import Missing, Workshop
+from strata.report.rebuilding import UNFIT, Missing, Workshop
 
 if TYPE_CHECKING:
     from strata.cutting import ChannelGraph, Cut
@@ -87,7 +86,7 @@ def _cuts(run: Run, graph: ChannelGraph) -> Iterator[tuple[tuple[int, int, int |
         method = create(name, graph, constraints=constraints, **described)
         for frame in frames:
             yield frame, method.cut_for(frame[0], frame[2] or 0)
-    except (BadInput, Infeasible, KeyError, TypeError, ValueError) as error:
+    except UNFIT as error:
         raise Missing(f"the method's settings cannot be read ({error})") from error
 
 

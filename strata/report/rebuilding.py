@@ -19,6 +19,13 @@ if TYPE_CHECKING:
 
 SHOWN_DEVICES = 120
 SHOWN_CLASSES = 200
+MOST_CLASSES, LARGEST_SIDE = 20_000, 512  # a damaged run must not make us build a network of gigabytes
+# what settings that were never checked may bring about, here or in torch and numpy
+UNFIT = (BadInput, Infeasible, ValueError, TypeError, LookupError, ArithmeticError, RuntimeError, MemoryError)
+
+
+def _sentence(error: BaseException) -> str:
+    return " ".join(str(error).split())[:200].rstrip(".") or type(error).__name__
 
 
 class Missing(Exception):
@@ -44,10 +51,12 @@ class Workshop:
         shape = self._shape(run)
         key = (name, classes, shape)
         if key not in self._graphs:
+            if not 1 <= (classes or 0) <= MOST_CLASSES or max(shape) > LARGEST_SIDE:
+                raise Missing("its class count or input shape is not one of a network of Strata's")
             try:
                 self._graphs[key] = ChannelGraph(load_model(name, classes, shape), shape)
-            except BadInput as error:
-                raise Missing(str(error)) from error
+            except UNFIT as error:
+                raise Missing(_sentence(error)) from error
         graph = self._graphs[key]
         if mapping(run.settings.get("model")).get("structure") != graph.hash:
             raise Missing(f"{name} is another network in this version of Strata than in the run's")
@@ -95,8 +104,8 @@ class Workshop:
                     data, _ = hold_out(data, validation, run.seed)
                 partition = parse_partition(text, data, devices, run.seed)
                 counts = holdings(partition, data.train.labels, data.classes, SHOWN_DEVICES)
-            except (BadInput, ValueError, IndexError) as error:
-                raise Missing(str(error)) from error
+            except UNFIT as error:
+                raise Missing(_sentence(error)) from error
             names = [str(name) for name in data.class_names] or [str(c) for c in range(data.classes)]
             self._holdings[key] = {
                 "partition": text, "seed": run.seed, "devices": devices, "classes": names[:SHOWN_CLASSES],
@@ -125,8 +134,8 @@ class Workshop:
             need = memory(graph, graph.prefix(max(scales)), batch, accounting=accounting)
             if not budgets and run.method != "fedavg":  # a constraint means: what the model of this width needs
                 budgets = [memory(graph, graph.prefix(s), batch, accounting=accounting).total for s in set(given)]
-        except (BadInput, Infeasible, ValueError) as error:
-            raise Missing(str(error)) from error
+        except UNFIT as error:
+            raise Missing(_sentence(error)) from error
         parts: Mapping[str, int] = {
             "weights_bytes": need.weights, "gradients_bytes": need.gradients, "activations_bytes": need.activations,
         }  # fmt: skip

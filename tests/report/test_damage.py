@@ -18,7 +18,7 @@ from strata.report.reading import find_runs
 from strata.report.rebuilding import Workshop
 from tests.report.made import PLAN, make_run
 
-JUNK: tuple[Any, ...] = (None, [], {}, "x", -1, 0.5, True, 10**30, float("inf"), [None, 1], {"a": {"b": 1}})
+JUNK: tuple[Any, ...] = (None, [], "x", -1, 10**30, float("inf"), [None, 1], {"a": {"b": 1}})
 REQUEST = {"model": "own:net", "data": "digits", "data_dir": None, "constraints": [0.5], "budgets": [], "input": None}
 
 

@@ -133,8 +133,8 @@ def test_damaged_settings_are_left_out_not_raised(tmp_path: Path, workshop: Work
         whole = json.loads((run / file).read_text())
         part = whole["settings"] if file == "config.json" else whole
         ways = [(key, *way) for key in keys if key in part for way in places(part[key])]
-        for way in ways[:60]:
-            for junk in (None, [], "x", -1, 0.5, 10**30, [None, 1], {"a": 1}):
+        for way in ways[::2][:30]:
+            for junk in (None, [], "x", -1, 10**30, [None, 1]):
                 damaged = changed(part, way, junk)
                 (run / file).write_text(
                     json.dumps({**whole, "settings": damaged} if file == "config.json" else damaged)
