@@ -151,26 +151,26 @@ def _dry_run(chosen: Experiment, runs: Sequence[Run], args: argparse.Namespace) 
 
     jobs = at_least_one(args.jobs, "--jobs")
     estimator = Estimator(calibrate=not args.no_calibration)
-    estimates = {run.name: estimator.of(run) for run in runs}
     cores = _cores_used(args, jobs, len(runs))
     if args.json:
         values = [
-            {"name": run.name, "request": jsonable(run.request), "train_flops": estimates[run.name].train_flops,
-             "evaluation_flops": estimates[run.name].forward_flops, "core_seconds": estimates[run.name].seconds}
-            for run in runs
+            {"name": run.name, "request": jsonable(run.request), "train_flops": estimate.train_flops,
+             "evaluation_flops": estimate.forward_flops, "core_seconds": estimate.seconds}
+            for run, estimate in ((run, estimator.of(run)) for run in runs)
         ]  # fmt: skip
         print(json.dumps({"experiment": chosen.name, "cores": cores, "runs": values}, indent=2))
         return 0
     print(f"{chosen.name}: {chosen.title}")
     for run in runs:
-        request, estimate = run.request, estimates[run.name]
+        request, estimate = run.request, estimator.of(run)
         options = "".join(f" {key}={value}" for key, value in run.cell.options)
         time = "" if estimate.seconds is None else f"  {duration(estimate.seconds / cores)}"
         print(
             f"{run.name}  devices {request.per_round}/{request.devices}  bn {request.bn}{options}  "
-            f"{estimate.flops / 1e12:.3g} TFLOP{time}"
+            f"{estimate.flops / 1e12:.3g} TFLOP{time}",
+            flush=True,
         )
-    print(_total(list(estimates.values()), len(runs), cores))
+    print(_total([estimator.of(run) for run in runs], len(runs), cores))
     return 0
 
 

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 BATCHES = 2  # per device in a calibration, after one to warm up
 BATCH_EVALUATED = 64
+LONG = 2.0  # seconds
+ENOUGH = 45.0  # seconds of measuring in all
 
 
 @dataclass(frozen=True)
@@ -64,7 +66,8 @@ class Estimator:
     calibrate: bool = True
     _networks: dict[tuple[str, str], Network] = field(default_factory=dict)
     _estimates: dict[tuple[str, int], Estimate] = field(default_factory=dict)
-    _speeds: dict[tuple[str, str, int, int], float] = field(default_factory=dict)
+    _speeds: dict[tuple[str, str, str], dict[int, float]] = field(default_factory=dict)
+    _spent: float = 0.0  # seconds of measuring
 
     def of(self, run: Run) -> Estimate:
         key = (run.cell.name, run.request.rounds)  # seeds cost the same
@@ -115,25 +118,38 @@ class Estimator:
             alike = [replace(task, device=task.device + n * len(phase.tasks)) for n in range(devices)]
             group = cohorts(network.graph, alike, [request.batch * BATCHES] * devices, settings)[0]
             cost = per_sample(task)
-            key = (request.model, request.data, cost, len(group))
-            if key not in self._speeds:
-                self._speeds[key] = cost / seconds_per_sample(network, alike[: len(group)], settings, setup)
+
+            def measure(cost: int = cost, tasks: Sequence[Task] = alike[: len(group)]) -> float:
+                return cost / seconds_per_sample(network, tasks, settings, setup)
+
             work += cost
-            seconds += cost / self._speeds[key]
+            seconds += cost / self._known((request.model, request.data, "training"), cost, measure)
         return work / seconds
 
     def _forward_speed(self, cut: Cut, network: Network, setup: Setup) -> float:
         cost = flops(network.graph, cut).forward
-        key = (network.graph.hash, setup.data, cost, 0)
-        if key not in self._speeds:
+
+        def measure() -> float:
             module = network.graph.submodel(cut, cut.extract(network.state)).train()  # batch statistics, as published
             images = torch.randn(BATCH_EVALUATED, *setup.input, generator=torch.Generator().manual_seed(0))
             with one_thread(), torch.no_grad():
                 module(images[:2])
                 began = time.perf_counter()
                 module(images)
-                self._speeds[key] = cost * len(images) / (time.perf_counter() - began)
-        return self._speeds[key]
+                return cost * len(images) / (time.perf_counter() - began)
+
+        return self._known((network.graph.hash, setup.data, "evaluation"), cost, measure)
+
+    def _known(self, kind: tuple[str, str, str], cost: int, measure: Callable[[], float]) -> float:
+        """The speed of work of this kind and cost; after enough time of measuring, that of the nearest cost."""
+        known = self._speeds.setdefault(kind, {})
+        if cost not in known:
+            if known and self._spent > ENOUGH:
+                return known[min(known, key=lambda other: abs(other - cost))]
+            began = time.perf_counter()
+            known[cost] = measure()
+            self._spent += time.perf_counter() - began
+        return known[cost]
 
 
 @contextlib.contextmanager
@@ -162,10 +178,12 @@ def seconds_per_sample(network: Network, tasks: Sequence[Task], settings: LocalT
                 train_device(network.graph, task, values, *own, settings, 0.01, 0)
 
     with one_thread():
-        train(settings.batch_size)
         began = time.perf_counter()
-        train(count)
-        return (time.perf_counter() - began) / (count * len(tasks))
+        train(settings.batch_size)  # builds the submodel and measures its memory: not what a round costs
+        samples = count if time.perf_counter() - began < LONG else settings.batch_size
+        began = time.perf_counter()
+        train(samples)
+        return (time.perf_counter() - began) / (samples * len(tasks))
 
 
 def phases_of(method: Method, request: Request) -> list[Phase]:

@@ -49,6 +49,11 @@ class Outcome:
         return len(self.folders)
 
     @property
+    def peak_bytes(self) -> int:
+        """Of the largest device, as measured in training."""
+        return max(int(summary["peak_bytes"]) for summary in self.summaries)
+
+    @property
     def bn(self) -> str:
         return "/".join(sorted({str(summary["bn"]) for summary in self.summaries}))
 

@@ -21,6 +21,7 @@ def fabricate(
     upload: int = 10**9,
     flops: int = 10**15,
     steps: Sequence[int] | None = None,
+    peak: int = 10**6,
 ) -> Path:
     """`accuracies`: one a round, in 0 .. 1; the last is the result. `upload` and `flops`: of every round."""
     assert len(accuracies) == rounds
@@ -29,7 +30,8 @@ def fabricate(
     request = jsonable(cell.request(rounds, seed, None))
     write(folder / "config.json", {"request": request})
     write(folder / "plan.json", {"accounting": "paper"} if cell.method == "slt" else {"name": cell.method})
-    write(folder / "summary.json", {"accuracy": accuracies[-1], "bn": "batch", "rounds": rounds, "seed": seed})
+    write(folder / "summary.json", {"accuracy": accuracies[-1], "bn": "batch", "rounds": rounds, "seed": seed,
+                                   "peak_bytes": peak})  # fmt: skip
     records = (
         {"round": n, "step": steps[n] if steps else 0, "accuracy": accuracy, "upload_bytes": upload,
          "train_flops": flops}
