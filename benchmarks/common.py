@@ -41,13 +41,20 @@ class Size:
     per_round: int = 10
     samples: int = 500
     images: int = 10_000  # evaluated
-    rounds: int = 3  # measured, after one that is not
+    rounds: int = 3  # measured in training, after a short one that is not
+    whole_rounds: int = 2  # measured with evaluation and checkpoint, after one that is not
     plain_devices: int = 2  # measured in the plain loop, after one batch that is not; it has no other devices' costs
     cases: tuple[str, ...] = CASES
+    flower_cases: tuple[str, ...] = ("1", "0.125", "slt-middle")
+    flower_rounds: int = 2
 
 
 FULL = Size()
-QUICK = Size(per_round=2, samples=40, images=1100, rounds=1, plain_devices=1, cases=("0.125", "slt-middle"))
+QUICK = Size(
+    per_round=2, samples=40, images=1100, rounds=1, whole_rounds=1, plain_devices=1, cases=("0.125", "slt-middle"),
+    flower_cases=("0.125",), flower_rounds=1,
+)  # fmt: skip
+WARM_SAMPLES = 40  # per device in a round that is not counted: a full and a short batch
 
 
 def parser(text: str | None) -> argparse.ArgumentParser:

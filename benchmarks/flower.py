@@ -26,14 +26,14 @@ def is_installed() -> bool:
     return find_spec("flwr") is not None and find_spec("ray") is not None
 
 
-def play(grid: Any, nodes: list[int], case: str, size: common.Size, state: dict[str, torch.Tensor]) -> tuple[Any, int]:
+def play(grid: Any, nodes: list[int], case: str, samples: int, state: dict[str, torch.Tensor]) -> tuple[Any, int]:
     """The averaged weights after one round, and how many samples it trained."""
     from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
 
     weights = ArrayRecord(state)
     messages = []
     for device, node in enumerate(nodes):
-        config = ConfigRecord({"case": case, "samples": size.samples, "device": device})
+        config = ConfigRecord({"case": case, "samples": samples, "device": device})
         content = RecordDict({"weights": weights, "config": config})
         messages.append(Message(content=content, dst_node_id=node, message_type="train"))
     replies = list(grid.send_and_receive(messages))
@@ -58,13 +58,14 @@ def measure(size: common.Size) -> dict[str, list[float]]:
     def main(grid: Any, context: Any) -> None:
         while len(nodes := list(grid.get_node_ids())) < size.per_round:
             time.sleep(0.1)
-        for case in size.cases:
+        for case in size.flower_cases:
             state = {name: value.clone() for name, value in plain.plain_model(case).state_dict().items()}
             rates = []
-            for _ in range(size.rounds + 1):
+            for number in range(size.flower_rounds + 1):
                 started = time.perf_counter()
-                state, samples = play(grid, nodes[: size.per_round], case, size, state)
-                rates.append(samples / (time.perf_counter() - started))
+                samples = size.samples if number else common.WARM_SAMPLES
+                state, seen = play(grid, nodes[: size.per_round], case, samples, state)
+                rates.append(seen / (time.perf_counter() - started))
             found[case] = rates[1:]
 
     backend: Any = {

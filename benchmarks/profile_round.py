@@ -31,7 +31,7 @@ KINDS = (  # the first that occurs in the operator's name
     ("batch norm", ("batch_norm",)),
     ("linear and pooling", ("mm", "linear", "pool")),
     ("optimizer", ("sgd", "optimizer")),
-    ("activations, additions, sums", ("relu", "threshold", "aten::add", "mul", "sum", "softmax", "nll", "loss")),
+    ("element-wise and sums", ("relu", "threshold", "aten::add", "mul", "div", "sub", "sum", "softmax", "nll", "loss")),
     (
         "copies and memory layout",
         ("copy", "clone", "contiguous", "index", "stack", "cat", "fill", "zero", "empty", "aten::to"),

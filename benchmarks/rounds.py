@@ -10,6 +10,7 @@ number of threads, tried on a little of both. It writes no checkpoint.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
 import tempfile
@@ -29,16 +30,25 @@ from strata.federation.program import EvaluateJob
 from strata.federation.running import make_engine
 
 
+class Enough(Exception):
+    """All rounds are measured; the rest of the run, its final model, is not wanted."""
+
+
 @dataclass
 class Timed:
-    """An engine that writes down when its work began and when its last answer came."""
+    """An engine that writes down when its work began and when its last answer came, and stops after some rounds."""
 
     engine: Engine
+    rounds: int
+    stopped: float = 0.0
     training: list[tuple[float, float]] = field(default_factory=list)
     evaluation: list[tuple[float, float]] = field(default_factory=list)
 
     def run(self, jobs: Sequence[Any], state: Mapping[str, Tensor]) -> Iterator[Outcome]:
         began = ended = time.perf_counter()
+        if len(self.training) == self.rounds and not isinstance(jobs[0], EvaluateJob):
+            self.stopped = began
+            raise Enough
         for outcome in self.engine.run(jobs, state):
             ended = time.perf_counter()  # before the caller checks and adds: that is the loop's own time
             yield outcome
@@ -56,20 +66,21 @@ def strata_rounds(case: str, size: common.Size) -> dict[str, float]:
             data.train, data.test.subset(range(size.images)), data.name, data.classes, augmentation=data.augmentation
         )
     method = common.OneCut(common.graph(), common.cut_of(case))
-    engine = Timed(make_engine(common.model(), data, training))
-    rounds = size.rounds + 2  # the first is not counted, the last has no next one
+    rounds = size.whole_rounds + 1  # the first is not counted
+    engine = Timed(make_engine(common.model(), data, training), rounds)
     try:
-        with tempfile.TemporaryDirectory() as scratch:
+        with tempfile.TemporaryDirectory() as scratch, contextlib.suppress(Enough):
             strata.run(
-                common.model(), data, method, out=Path(scratch) / "run", rounds=rounds, training=training,
+                common.model(), data, method, out=Path(scratch) / "run", rounds=rounds + 1, training=training,
                 partition=common.partition(size.samples), per_round=size.per_round, engine=engine, eval_every=1,
                 bn="batch", progress=False, checkpoint_every=1,
             )  # fmt: skip
     finally:
         engine.close()
+    starts = [*(began for began, _ in engine.training), engine.stopped]
     parts = [
-        (engine.training[i + 1][0] - engine.training[i][0], _length(engine.training[i]), _length(engine.evaluation[i]))
-        for i in range(1, rounds - 1)
+        (starts[i + 1] - starts[i], _length(engine.training[i]), _length(engine.evaluation[i]))
+        for i in range(1, rounds)
     ]
     whole, train, evaluate = (median(column) for column in zip(*parts, strict=True))
     outside = median((one - trained - evaluated) / one for one, trained, evaluated in parts)

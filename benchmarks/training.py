@@ -2,7 +2,7 @@
 
 ResNet20, batch 32, rounds of 10 devices with 500 samples. Strata: the local engine with its default workers, from
 sampling to the averaged model, without evaluation; medians over rounds after one that is not counted. The plain loop
-(benchmarks/plain.py): fewer devices of the same size, at torch's default threads and at the best of 1, 2 and default.
+(benchmarks/plain.py): one or two devices of that size, at torch's default threads and at the best of 1, 2 and default.
 
     .venv/bin/python -m benchmarks.training [--quick] [--json]
 """
@@ -34,7 +34,8 @@ def strata_rates(engine: Engine, case: str, size: common.Size) -> list[float]:
     rates = []
     for number in range(size.rounds + 1):
         settings = RoundSettings(
-            Options(devices=common.FLEET).fleet(), common.partition(size.samples), size.per_round, size.per_round,
+            Options(devices=common.FLEET).fleet(),
+            common.partition(size.samples if number else common.WARM_SAMPLES), size.per_round, size.per_round,
             lambda round: common.LR, 0,
             together=lambda jobs: cohorts(method.graph, [job.task for job in jobs], [len(j.samples) for j in jobs],
                                           training),
@@ -52,7 +53,7 @@ def strata_rates(engine: Engine, case: str, size: common.Size) -> list[float]:
 def plain_rates(case: str, quick: bool) -> dict[str, Any]:
     """By default and at the best number of threads, each in a process of its own."""
     arguments = ["--case", case, *(["--quick"] if quick else [])]
-    default = common.child("benchmarks.plain", *arguments)
+    default = common.child("benchmarks.plain", *arguments, "--devices", "1")  # slow: one device is enough
     tried = {default["threads"]: default["samples_per_second"]}
     for threads in {1, min(2, common.cores())} - set(tried):
         tried[threads] = common.child("benchmarks.plain", *arguments, "--threads", str(threads))["samples_per_second"]
@@ -74,7 +75,8 @@ def measure(quick: bool) -> dict[str, Any]:
     for case in size.cases:
         plain = plain_rates(case, quick)
         rate, work = median(ours[case]), flops(common.graph(), common.cut_of(case)).train
-        theirs = median(simulated["samples_per_second"][case]) if simulated["status"] == "measured" else None
+        rates = simulated.get("samples_per_second", {}).get(case)
+        theirs = median(rates) if rates else None
         cases.append({
             "case": case, "title": common.title(case), "flops_per_sample": work, "strata": rate,
             "strata_rounds": ours[case], "plain_default": plain["default"], "plain_best": plain["best"],
