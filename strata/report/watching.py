@@ -89,18 +89,15 @@ class Watched:
 
     def rebuild(self) -> None:
         """The slow part, once, while the page is already there."""
-        workshop = Workshop()
-        for run in self._runs():
-            with contextlib.suppress(Exception):  # what cannot be rebuilt is said where it is missing
-                workshop.graph(run)
-        self._workshop = workshop
+        self._workshop = Workshop()
         self._seen = ()  # not None: from here on a folder that vanishes is survived
         self.look()
 
     def watch(self) -> None:
         self.rebuild()
         while not self._over.wait(LOOK):
-            self.look()
+            with contextlib.suppress(OSError):  # the disk is away for a moment: look again
+                self.look()
 
     def close(self) -> None:
         self._over.set()

@@ -124,3 +124,17 @@ def test_ctrl_c_ends_it_cleanly(run: Path) -> None:
     process.send_signal(signal.SIGINT)
     _, error = process.communicate(timeout=20)
     assert process.returncode == 0 and error == ""
+
+
+def test_a_folder_that_vanishes_is_survived(server: Server, run: Path) -> None:
+    time.sleep(0.3)
+    run.rename(run.with_name("elsewhere"))
+    time.sleep(0.3)
+    assert json.loads(get(server, "/data.json").read())["groups"][0]["done"] == 2  # what was seen last
+    run.with_name("elsewhere").rename(run)
+    append(run, 2, 0.3)
+    for _ in range(100):
+        if json.loads(get(server, "/data.json").read())["groups"][0]["done"] == 3:
+            return
+        time.sleep(0.1)
+    raise AssertionError("the page did not come back")
