@@ -26,7 +26,19 @@ _LAZY = {
     "Cut": "strata.cutting",
     "SubModel": "strata.cutting",
 }
-_ROOMS = ("models", "cutting", "costs", "planning", "methods", "data", "training", "federation", "engines")
+_ROOMS = (
+    "models",
+    "cutting",
+    "costs",
+    "planning",
+    "methods",
+    "data",
+    "training",
+    "federation",
+    "engines",
+    "report",
+    "experiments",
+)
 
 
 def __getattr__(name: str) -> Any:

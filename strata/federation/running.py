@@ -25,7 +25,7 @@ from strata.federation.program import DeviceProgram, TrainJob
 from strata.federation.progress import display
 from strata.federation.rounds import RoundSettings
 from strata.federation.session import Result, Session
-from strata.federation.trackers import MLflow, TensorBoard, check_extras
+from strata.federation.trackers import MLflow, TensorBoard, check_extras, started
 from strata.training import COHORT, WIDEST, LocalTraining, cohorts, cosine
 
 if TYPE_CHECKING:
@@ -113,9 +113,9 @@ def run(
         samples = {"test": len(data.test)} | ({"validation": len(held)} if held is not None else {})
         active = Session(method, checked, settings, engine, folder, checkpoint_every, samples, show)
         if tensorboard:
-            active.trackers.append(TensorBoard(folder.path))
+            active.trackers.append(started("TensorBoard", lambda: TensorBoard(folder.path)))
         if mlflow:
-            active.trackers.append(MLflow(folder.path.name, config["settings"]))  # type: ignore[arg-type]
+            active.trackers.append(started("MLflow", lambda: MLflow(folder.path.name, config["settings"])))  # type: ignore[arg-type]
         with Interrupts() as interrupts:
             return active.run(model, interrupts)
     finally:

@@ -169,8 +169,14 @@ class Session:
         record = {key: values[key] for key in METRIC_KEYS}
         self.folder.append(record)
         self.show.round(record)
-        for tracker in self.trackers:
-            tracker.round(record)
+        for tracker in list(self.trackers):
+            try:
+                tracker.round(record)
+            except Exception as error:  # a log elsewhere must not cost the run
+                self.trackers.remove(tracker)
+                self.folder.say(
+                    f"{type(tracker).__name__} stopped taking records: {' '.join(str(error).split())[:200]}"
+                )
 
     def _finish(self, state: FederationState) -> Result:
         """model.safetensors, which is what was evaluated, then summary.json."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -22,6 +22,13 @@ def check_extras(tensorboard: bool, mlflow: bool) -> None:
     for name, package, wanted in (("TensorBoard", "tensorboard", tensorboard), ("MLflow", "mlflow", mlflow)):
         if wanted and importlib.util.find_spec(package) is None:
             raise BadInput(f"{name} is not installed: pip install 'strata-fl[{package}]'")
+
+
+def started(name: str, make: Callable[[], Tracker]) -> Tracker:
+    try:
+        return make()
+    except Exception as error:
+        raise BadInput(f"{name} could not start: {' '.join(str(error).split())[:300]}") from error
 
 
 class TensorBoard:

@@ -135,3 +135,18 @@ def test_tensorboard_files_hold_every_round(tmp_path: Path) -> None:
     seen = {name: [(e.step, e.value) for e in events.Scalars(name)] for name in events.Tags()["scalars"]}
     expected = [(record["round"], pytest.approx(record["train_loss"])) for record in result.metrics]
     assert seen["train_loss"] == expected and len(seen["accuracy"]) == 2
+
+
+def test_a_tracker_that_fails_costs_a_line_not_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    broken = FAKE_MLFLOW.replace('calls.append(("metrics", step, values))', 'raise RuntimeError("server gone")')
+    (tmp_path / "mlflow.py").write_text(broken)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "mlflow", raising=False)
+    result = tiny_run(tmp_path / "run", rounds=2, mlflow=True)
+    assert len(result.metrics) == 2
+    assert (result.out / "run.log").read_text().count("MLflow stopped taking records: server gone") == 1
+    (tmp_path / "mlflow.py").write_text("def start_run(run_name): raise RuntimeError('no such server')")
+    monkeypatch.delitem(sys.modules, "mlflow")
+    with pytest.raises(BadInput, match="MLflow could not start: no such server"):
+        tiny_run(tmp_path / "other", rounds=2, mlflow=True)
+    monkeypatch.delitem(sys.modules, "mlflow")
