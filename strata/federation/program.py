@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from strata.engines import Engine
     from strata.methods import Task
 
-UNITS_PER_JOB = 4
+UNITS_PER_JOB = {"re-estimated": 4, "batch": 1}  # batches of 125 or 1024 images: jobs small enough to share evenly
 
 
 @dataclass(frozen=True)
@@ -154,9 +154,10 @@ def evaluate(
 ) -> Evaluation:
     """Accuracy of the cut on a part of the data, by the engine's workers; the same bits however they share it."""
     count = units(samples, bn)
+    each = UNITS_PER_JOB[bn]
     jobs = [
-        EvaluateJob(cut, round, part, bn, tuple(range(start, min(start + UNITS_PER_JOB, count))), seed)
-        for start in range(0, count, UNITS_PER_JOB)
+        EvaluateJob(cut, round, part, bn, tuple(range(start, min(start + each, count))), seed)
+        for start in range(0, count, each)
     ]
     return combine([unit for result in results(engine, jobs, state) for unit in result], bn)
 
