@@ -15,9 +15,6 @@ from strata.cutting import ChannelGraph, Cut
 from tests.cutting.reference import assert_equals_zeroed, block_mask
 from tests.networks import NETWORKS
 
-DEEP = {"resnet44", "resnet56"}  # the same blocks as resnet20, only more of them
-SMALL = [name for name in NETWORKS if name not in DEEP]
-
 CUTS: dict[str, Callable[[ChannelGraph], Cut]] = {
     "prefix": lambda g: g.prefix(0.25),
     "rolling": lambda g: g.rolling(0.5, 13),
@@ -45,14 +42,14 @@ def built(name: str) -> tuple[nn.Module, ChannelGraph, tuple[int, ...]]:
 
 
 @pytest.mark.parametrize("kind", CUTS)
-@pytest.mark.parametrize("name", SMALL)
+@pytest.mark.parametrize("name", NETWORKS)
 def test_submodel_equals_the_full_model_with_dropped_coordinates_zeroed(name: str, kind: str) -> None:
     model, graph, _ = built(name)
     cut = CUTS[kind](graph)
     assert_equals_zeroed(model, graph, cut)
 
 
-@pytest.mark.parametrize("name", SMALL)
+@pytest.mark.parametrize("name", NETWORKS)
 def test_scale_one_is_the_original_bit_for_bit(name: str) -> None:
     torch.manual_seed(0)
     model, shape = NETWORKS[name]()
@@ -80,7 +77,7 @@ def test_scale_one_is_the_original_bit_for_bit(name: str) -> None:
 
 
 @pytest.mark.parametrize("kind", CUTS)
-@pytest.mark.parametrize("name", SMALL)
+@pytest.mark.parametrize("name", NETWORKS)
 def test_extract_then_scatter_touches_exactly_the_cuts_coordinates(name: str, kind: str) -> None:
     model, graph, _ = built(name)
     cut = CUTS[kind](graph)
