@@ -64,6 +64,17 @@ def measure(
     dtype = next((p.dtype for p in module.parameters() if p.is_floating_point()), torch.float32)
     inputs = torch.randn(batch_size, *input_shape, generator=generator, dtype=dtype)
     labels = torch.randint(classes, (batch_size,), generator=generator)
+    optimizer, step = training_step(module, inputs, labels, momentum)
+    with _untouched(module), torch.random.fork_rng(devices=[]):
+        optimizer.zero_grad(set_to_none=True)
+        step()  # creates the momentum buffers
+        return measure_step(step, standing_tensors(module, optimizer, inputs, labels))
+
+
+def training_step(
+    module: nn.Module, inputs: Tensor, labels: Tensor, momentum: bool
+) -> tuple[torch.optim.Optimizer, Callable[[], None]]:
+    """Forward, backward and SGD as devices do them, at learning rate 0."""
     trained = [p for p in module.parameters() if p.requires_grad]
     # single tensor by single tensor, which is also what torch does by default on a CPU
     optimizer = torch.optim.SGD(
@@ -75,10 +86,7 @@ def measure(
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
 
-    with _untouched(module), torch.random.fork_rng(devices=[]):
-        optimizer.zero_grad(set_to_none=True)
-        step()  # creates the momentum buffers
-        return measure_step(step, standing_tensors(module, optimizer, inputs, labels))
+    return optimizer, step
 
 
 def measure_step(step: Callable[[], object], standing: Iterable[Tensor]) -> Measured:

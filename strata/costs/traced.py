@@ -14,11 +14,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeCopyMode, FakeTensorMode
-from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from strata.costs.autograd import is_dense
-from strata.costs.measured import MOMENTUM, WEIGHT_DECAY, standing_tensors
+from strata.costs.measured import standing_tensors, training_step
 
 
 def trace(module: nn.Module, input_shape: tuple[int, ...], batch_size: int, classes: int, momentum: bool = True) -> int:
@@ -31,16 +30,7 @@ def trace(module: nn.Module, input_shape: tuple[int, ...], batch_size: int, clas
         dtype = next((p.dtype for p in module.parameters() if p.is_floating_point()), torch.float32)
         inputs = torch.empty(batch_size, *input_shape, dtype=dtype)
         labels = torch.zeros(batch_size, dtype=torch.int64)
-        trained = [p for p in module.parameters() if p.requires_grad]
-        optimizer = torch.optim.SGD(
-            trained, lr=0.0, momentum=MOMENTUM if momentum else 0.0, weight_decay=WEIGHT_DECAY, foreach=False
-        )
-
-        def step() -> None:
-            functional.cross_entropy(module(inputs), labels).backward()
-            optimizer.step()
-            optimizer.zero_grad(set_to_none=True)
-
+        optimizer, step = training_step(module, inputs, labels, momentum)
         optimizer.zero_grad(set_to_none=True)
         step()
         with Storages(standing_tensors(module, optimizer, inputs, labels)) as storages:

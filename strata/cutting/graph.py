@@ -72,7 +72,7 @@ class ChannelGraph:
             exported = {"train": export_model(model, self.input_shape, training=True)}
         exported["eval"] = export_model(model, self.input_shape, training=False)
         self.leaf_outputs = count_leaf_outputs(exported["train"].graph, calls)
-        self.constants = _constants(exported.values(), model, set(state))
+        self.constants = _constants(exported.values(), set(state))
         shapes = {**self.state_shapes, **{name: tuple(t.shape) for name, t in self.constants.items()}}
         propagation = Propagation(shapes)
         for one in exported.values():
@@ -163,6 +163,7 @@ class ChannelGraph:
         return self._cut(self._choose(wanted), frozenset(frozen))
 
     def freeze(self, cut: Cut, k_frozen: int) -> Cut:
+        """The same cut with layers 1..k_frozen frozen, for methods of your own (docs/methods.md)."""
         return cut.with_frozen(frozenset(name for name, k in self.layer_of.items() if k <= k_frozen))
 
     @property
@@ -193,17 +194,14 @@ class ChannelGraph:
         """For each vector of ids, which are kept. Refuses a cut that was not made for this model."""
         if cut.graph_hash != self.hash:
             raise BadInput(f"the cut is for a model of structure {cut.graph_hash}; this one is {self.hash}.")
-        table = self._tables.get(cut)
-        if table is None:
+        if cut not in self._tables:
             wanted = {
                 name: [c for c, keep in zip(classes, self._mask_of(cut, name), strict=True) if keep]
                 for name, classes in self._source_classes.items()
             }
-            leaves = self._choose(wanted)
-            if self._cut(leaves, cut.frozen) != cut:
+            if self._cut(self._choose(wanted), cut.frozen) != cut:
                 raise BadInput("the cut keeps channels that do not hang together in this model.")
-            table = self._remember(cut, leaves)
-        return table
+        return self._tables[cut]
 
     def cut_constants(self, table: KeptTable) -> dict[str, Tensor]:
         """Tensors outside the state dict (a fixed position code), cut: every device can make them itself."""
@@ -308,15 +306,10 @@ class ChannelGraph:
             for name in self.state_shapes
         )
         cut = Cut(self.hash, entries, tuple(self.state_shapes.values()), frozenset(self.parameter_names), frozen)
-        self._remember(cut, leaves, masks)
-        return cut
-
-    def _remember(self, cut: Cut, leaves: np.ndarray, masks: list[np.ndarray] | None = None) -> KeptTable:
         if len(self._tables) >= 64:  # random cuts come without end
             self._tables.pop(next(iter(self._tables)))
-        table = KeptTable(masks if masks is not None else self._evaluate(leaves))
-        self._tables[cut] = table
-        return table
+        self._tables[cut] = KeptTable(masks)
+        return cut
 
     def _mask_of(self, cut: Cut, source: str) -> np.ndarray:
         dim = self._source_dims[source]
@@ -408,19 +401,26 @@ def _compile_mode(exported: Exported, propagation: Propagation, table: _VectorTa
     return Mode(exported.graph, exported.output, vectors, requirements)
 
 
-def _constants(exported: Iterable[Exported], model: nn.Module, state: set[str]) -> dict[str, Tensor]:
-    """Tensors that the graph refers to but that are not in the state dict: non-persistent buffers, literals."""
+def _constants(exported: Iterable[Exported], state: set[str]) -> dict[str, Tensor]:
+    """Tensors that a graph refers to but that are not in the state dict: non-persistent buffers, literals.
+
+    Export numbers literals anew in each mode: where the same name means something else, the later one is renamed."""
     found: dict[str, Tensor] = {}
     for one in exported:
         module = one.graph.owning_module
         for node in one.graph.nodes:
-            if node.op == "get_attr" and node.target not in state and node.target not in found:
-                value: Any = module
-                for part in str(node.target).split("."):
-                    value = getattr(value, part)
-                if not isinstance(value, Tensor):
-                    raise BadInput(f"the model holds {node.target}, which is not a tensor Strata can read.")
-                found[str(node.target)] = value.detach()
+            if node.op != "get_attr" or node.target in state:
+                continue
+            value: Any = module
+            for part in str(node.target).split("."):
+                value = getattr(value, part)
+            if not isinstance(value, Tensor):
+                raise BadInput(f"the model holds {node.target}, which is not a tensor Strata can read.")
+            name = str(node.target)
+            while name in found and not torch.equal(found[name], value):
+                name += "_"
+            node.target = name
+            found[name] = value.detach()
     return found
 
 

@@ -128,7 +128,7 @@ class Propagation:
         return concrete_shape(x.meta["val"], LABEL_BATCH)
 
     def tensor_inputs(self, node: fx.Node) -> list[fx.Node]:
-        return [x for x in node.all_input_nodes if x.op == "get_attr" or _is_tensor_value(self.values.get(x))]
+        return [x for x in node.all_input_nodes if x.op == "get_attr" or isinstance(self.values.get(x), Tensor)]
 
     def labels(self, x: Any) -> Tensor:
         if self.is_state(x):
@@ -363,7 +363,7 @@ class Propagation:
         """Ids for a parameter that is used like a value: they will be tied to what it meets."""
         if name not in self._followers:
             count = int(np.prod(shape))
-            if count > LARGEST_FOLLOWER:
+            if count == 1 or count > LARGEST_FOLLOWER:  # a single number has nothing to cut: it goes with any channel
                 self._followers[name] = _expanded(shape, None, None)
             else:
                 ids = self.channels.fresh(count)
@@ -428,10 +428,6 @@ def _first(labels: Tensor) -> int:
 
 def _holds_tensor(value: Any) -> bool:
     return isinstance(value, Tensor) or (isinstance(value, (list, tuple)) and any(isinstance(v, Tensor) for v in value))
-
-
-def _is_tensor_value(value: Any) -> bool:
-    return isinstance(value, Tensor)
 
 
 def _module(node: fx.Node) -> str:

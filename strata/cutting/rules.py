@@ -50,7 +50,7 @@ def argument(node: FxNode, position: int, name: str, default: Any = None) -> Any
 # Element by element, with broadcasting. Reductions that keep the dim (softmax) reduce over what is kept.
 ELEMENTWISE = """
     relu relu6 leaky_relu elu selu celu gelu silu mish hardswish hardsigmoid hardtanh sigmoid tanh softplus softsign
-    log_sigmoid threshold hardshrink softshrink prelu_scalar softmax _softmax log_softmax _log_softmax
+    log_sigmoid threshold hardshrink softshrink softmax _softmax log_softmax _log_softmax
     add sub mul div rsub pow exp expm1 log log1p log2 sqrt rsqrt square neg abs sign reciprocal sin cos erf
     clamp clamp_min clamp_max
     maximum minimum where lerp addcmul addcdiv fmod remainder floor ceil round trunc floor_divide
@@ -359,6 +359,6 @@ def matmul(p: Propagation, node: FxNode) -> Tensor:
 
 
 @rule("zeros", "ones", "full", "arange", "empty", "rand", "randn", "eye", "linspace", "scalar_tensor", "new_zeros",
-      "new_ones", "new_full", "new_empty", "_assert_async")  # fmt: skip
+      "new_ones", "new_full", "new_empty")  # fmt: skip
 def creation(p: Propagation, node: FxNode) -> Tensor:
     return p.label(node, None, None)

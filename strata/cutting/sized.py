@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -50,7 +50,6 @@ class _Static:
     is_list: bool
     module: str
     differentiable: bool
-    inputs: tuple[str, ...] = field(default=())
 
 
 def sized_ops(graph: ChannelGraph, cut: Cut, table: KeptTable, batch: int, mode_name: str) -> list[SizedOp]:

@@ -16,7 +16,6 @@ import torch
 from torch import Tensor, fx, nn
 from torch.nn import functional
 
-from strata.cutting.resize import Call
 from strata.cutting.rewrite import Step, steps
 from strata.cutting.rules import argument, family
 
@@ -110,16 +109,17 @@ class _Plan:
 
     def __init__(self, graph: ChannelGraph, cut: Cut, devices: int) -> None:
         mode = graph.mode("train")
-        trains = {op.name: op.requires_grad for op in graph.sized(cut, 2) if op.kind == "op"}
+        ops = graph.sized(cut, 2)
+        trains = {op.name: op.requires_grad for op in ops if op.kind == "op"}
+        shapes = {op.name: op.shape for op in ops}
         self.devices = devices
         self.output = mode.output
         self.input = next(node for node in mode.graph.nodes if node.op == "placeholder")
         self.multiplied: set[str] = set()  # weights of linear layers: [devices, out, in]
         self.used: set[str] = set()
-        self._frozen: list[tuple[Step, Call]] = []
+        self._frozen: list[Step] = []
         self._trained: list[tuple[fx.Node, Run]] = []
         self.boundary: dict[Any, None] = {}
-        shapes = {op.name: op.shape for op in graph.sized(cut, 2)}
         maps: dict[Any, bool] = {}
         constants = {str(n.target) for n in mode.graph.nodes if n.op == "get_attr"} - set(cut.shapes)
         if constants:
@@ -131,7 +131,7 @@ class _Plan:
                 if behind_trained and shapes[node.name] is not None:
                     raise NotVectorisable(f"{node.target} without gradient behind trained layers")
                 if not behind_trained and (node.users or node is self.output):
-                    self._frozen.append((step, step.call))
+                    self._frozen.append(step)
                 continue
             for x in node.all_input_nodes:
                 is_size = x.op == "call_function" and shapes[x.name] is None
@@ -143,9 +143,9 @@ class _Plan:
                 raise NotVectorisable(f"{node.target} has no grouped form")
             self._trained.append((node, rule(self, step, maps)))
         self.frozen_names = sorted(
-            {str(x.target) for step, _ in self._frozen for x in step.node.all_input_nodes if x.op == "get_attr"}
+            {str(x.target) for step in self._frozen for x in step.node.all_input_nodes if x.op == "get_attr"}
         )
-        self._last_frozen_use = _last_uses([step.node for step, _ in self._frozen])
+        self._last_frozen_use = _last_uses([step.node for step in self._frozen])
         if not self._trained:
             raise NotVectorisable("nothing is trained")
         self._last_use = _last_uses([node for node, _ in self._trained])
@@ -153,8 +153,8 @@ class _Plan:
     def run_frozen(self, state: Mapping[str, Tensor], x: Tensor) -> dict[Any, Tensor]:
         values: dict[Any, Any] = {self.input: x}
         keep = set(self.boundary)
-        for step, call in self._frozen:
-            values[step.node] = _plain(step, call, values, state)
+        for step in self._frozen:
+            values[step.node] = _plain(step, values, state)
             for spent in self._last_frozen_use.get(step.node, ()):
                 if spent not in keep:
                     values.pop(spent, None)
@@ -187,8 +187,9 @@ def _last_uses(nodes: list[fx.Node]) -> dict[fx.Node, list[fx.Node]]:
     return uses
 
 
-def _plain(step: Step, call: Call, values: Mapping[Any, Any], state: Mapping[str, Tensor]) -> Any:
+def _plain(step: Step, values: Mapping[Any, Any], state: Mapping[str, Tensor]) -> Any:
     """One operation of the frozen part, as the submodel runs it; running statistics are not kept."""
+    call = step.call
     replaced: dict[Any, Any] = {}
     for cut in step.cuts:
         replaced[cut.input] = _take(replaced.get(cut.input, values[cut.input]), cut.dim, cut.positions)

@@ -72,6 +72,7 @@ WORKING: dict[str, Callable[[], nn.Module]] = {
     "u-net": lambda: UNet(),
     "position-buffer": lambda: PositionBuffer(),
     "mixer": lambda: Mixer(),
+    "literals": lambda: Literals(),
 }
 
 
@@ -192,6 +193,21 @@ class PositionBuffer(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         x = self.embed(x.flatten(2).transpose(1, 2)) + self.position
         return self.classifier(torch.tanh(self.hidden(x)).mean(1))
+
+
+class Literals(nn.Module):
+    """Other literals in evaluation than in training; export gives them the same names."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 16, 3)
+        self.hidden = nn.Linear(16, 12)
+        self.classifier = nn.Linear(12, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.conv(x).mean((2, 3))
+        x = x * torch.tensor(2.0) + torch.tensor([1.0, 3.0] * 8) if self.training else x * torch.tensor(5.0)
+        return self.classifier(self.hidden(x).relu())
 
 
 class Mixer(nn.Module):
