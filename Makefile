@@ -1,4 +1,4 @@
-# make demo | test | bench | lint: each makes .venv and installs Strata into it first, once.
+# make demo | test | bench | docs | lint: each makes .venv and installs Strata into it first, once.
 # Needs Python 3.11, pip and make. `make PYTHON=/path/to/python3.11 test` to name another interpreter.
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
@@ -8,7 +8,7 @@ STAMP := .venv/.strata-installed
 export OMP_NUM_THREADS := 1
 export MKL_NUM_THREADS := 1
 
-.PHONY: demo test lint bench clean
+.PHONY: demo test lint bench docs clean
 .DEFAULT_GOAL := test
 
 $(STAMP): pyproject.toml
@@ -31,5 +31,9 @@ test: lint
 bench: $(STAMP)
 	$(BIN)/python -m benchmarks.run_all
 
+docs: $(STAMP)
+	$(BIN)/mkdocs build --strict --quiet
+	@echo "open site/index.html"
+
 clean:
-	rm -rf .venv build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv site build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
