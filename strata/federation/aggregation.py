@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import Tensor
@@ -32,12 +32,32 @@ def in_order(outcomes: Iterable[Outcome]) -> Iterator[Outcome]:
     assert not early, "the engine left jobs unanswered"
 
 
+class Aggregate(Protocol):
+    """What a round's updates go into, one by one."""
+
+    @property
+    def updates(self) -> int: ...
+
+    @property
+    def changed(self) -> Iterable[str]:
+        """The parameters that get new values."""
+
+    def add(self, cut: Cut, update: Mapping[str, Tensor], weight: float = 1.0) -> None: ...
+
+    def means(self) -> Iterator[tuple[str, Tensor, Tensor]]:
+        """(name, what the devices make of it, which coordinates have that), in the server's dtype and state order."""
+
+
 class RunningMean:
     def __init__(self, state: Mapping[str, Tensor]) -> None:
         self._state = state
         self.sums: dict[str, Tensor] = {}
         self.counts: dict[str, Tensor] = {}
         self.updates = 0
+
+    @property
+    def changed(self) -> Iterable[str]:
+        return self.sums
 
     def add(self, cut: Cut, update: Mapping[str, Tensor], weight: float = 1.0) -> None:
         for name in update:
@@ -48,7 +68,6 @@ class RunningMean:
         self.updates += 1
 
     def means(self) -> Iterator[tuple[str, Tensor, Tensor]]:
-        """(name, mean, which coordinates have one), in the server's dtype and state order."""
         for name in self._state:
             if name in self.sums:
                 touched = self.counts[name] > 0
@@ -79,7 +98,7 @@ class ServerOptimizer:
 
     @torch.no_grad()
     def apply(
-        self, state: Mapping[str, Tensor], slots: Mapping[str, Tensor], mean: RunningMean
+        self, state: Mapping[str, Tensor], slots: Mapping[str, Tensor], mean: Aggregate
     ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """New tensors and slots; what is given stays as it is."""
         new_state, new_slots = dict(state), dict(slots)

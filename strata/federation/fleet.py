@@ -71,6 +71,11 @@ class Fleet:
                     chosen.append(device)
         return chosen
 
+    def sample_each(self, draws: np.ndarray, rate: float, usable: Callable[[int], bool] | None = None) -> list[int]:
+        """Each device for itself, where its draw from (0, 1) is below `rate` (Poisson sampling)."""
+        chosen = map(int, np.flatnonzero(draws < rate))
+        return [device for device in chosen if usable is None or usable(device)]
+
     def fails(self, round: int, attempt: int, device: int) -> bool:
         return self.dropout > 0 and self._random("dropout", round, attempt, device).random() < self.dropout
 

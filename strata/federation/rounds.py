@@ -10,11 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 from strata.engines import Engine, Outcome
 from strata.errors import BadInput
-from strata.federation.aggregation import RunningMean, ServerOptimizer, in_order
+from strata.federation.aggregation import Aggregate, RunningMean, ServerOptimizer, in_order
 from strata.federation.checking import problem_with
 from strata.federation.fleet import Fleet
 from strata.federation.holdings import BYTES_PER_VALUE
+from strata.federation.privacy import PrivateSum, Privacy, Reach
 from strata.federation.program import CohortJob, Failed, TrainJob
+from strata.federation.robust import FEWEST, KeptUpdates, Robust
 from strata.federation.state import FederationState
 
 if TYPE_CHECKING:
@@ -42,6 +44,8 @@ class RoundSettings:
     server: ServerOptimizer = ServerOptimizer()
     norm_bound: float | None = None
     together: Callable[[Sequence[TrainJob]], list[list[int]]] | None = None  # which jobs to vectorise; None: none
+    robust: Robust | None = None
+    privacy: Privacy | None = None
 
     def __post_init__(self) -> None:
         if self.per_round < 1:
@@ -53,6 +57,15 @@ class RoundSettings:
             )
         if not 1 <= self.quorum <= self.per_round:
             raise BadInput(f"the quorum is from 1 to the {self.per_round} devices of a round, not {self.quorum}")
+        if self.robust and self.per_round < FEWEST:
+            raise BadInput(f"a median or trimmed mean needs {FEWEST} or more devices per round, not {self.per_round}")
+
+    @property
+    def needed(self) -> int:
+        """Updates, or the round is redone. Under differential privacy it never is: who answered must not matter."""
+        if self.privacy:
+            return 0
+        return max(self.quorum, FEWEST) if self.robust else self.quorum
 
 
 @dataclass
@@ -68,9 +81,9 @@ class Tally:
     loss_sum: float = 0.0
     samples: int = 0
 
-    def record(self) -> dict[str, Any]:
+    def record(self, with_loss: bool = True) -> dict[str, Any]:
         return {
-            "train_loss": self.loss_sum / self.samples,
+            "train_loss": self.loss_sum / self.samples if with_loss else None,
             "upload_bytes": self.upload_bytes,
             "download_bytes": self.download_bytes,
             "train_flops": self.train_flops,
@@ -92,23 +105,23 @@ def play(
     round, tally = state.round, Tally()
     for attempt in range(ATTEMPTS):
         mean, cuts = _attempt(state, method, settings, engine, flops, log, attempt, tally)
-        if mean.updates >= settings.quorum:
+        if mean.updates >= settings.needed:
             break
         reasons = Counter(tally.dropped[device] for device in cuts if device in tally.dropped)
-        log(f"round {round} had {mean.updates} of {settings.quorum} updates and is redone with other devices")
+        log(f"round {round} had {mean.updates} of {settings.needed} updates and is redone with other devices")
         for device in cuts:
-            tally.dropped.setdefault(device, f"the round was redone: {mean.updates} of {settings.quorum} updates")
+            tally.dropped.setdefault(device, f"the round was redone: {mean.updates} of {settings.needed} updates")
         tally.loss_sum, tally.samples = 0.0, 0
     else:
         common = "; ".join(f"{reason} ({count}x)" for reason, count in reasons.most_common(3))
         raise RoundFailed(
-            f"round {round} was tried {ATTEMPTS} times and never had {settings.quorum} good updates. "
+            f"round {round} was tried {ATTEMPTS} times and never had {settings.needed} good updates. "
             f"Of the last devices: {common or 'none could be asked'}. Lower the quorum or ask more devices per round"
         )
     tensors, slots = settings.server.apply(state.tensors, state.slots, mean)
-    holdings = state.holdings.after(round, tally.asked, mean.sums)
+    holdings = state.holdings.after(round, tally.asked, mean.changed)
     after = replace(state, round=round + 1, tensors=tensors, slots=slots, holdings=holdings)
-    return after, tally.record()
+    return after, tally.record(with_loss=settings.privacy is None)
 
 
 def _attempt(
@@ -120,11 +133,18 @@ def _attempt(
     log: Callable[[str], None],
     attempt: int,
     tally: Tally,
-) -> tuple[RunningMean, dict[int, Cut]]:
+) -> tuple[Aggregate, dict[int, Cut]]:
     round, fleet = state.round, settings.fleet
-    devices = fleet.sample(round, attempt, settings.per_round, tally.asked, method.can_train)
-    if len(devices) < settings.quorum:  # the fleet has no others: the same ones once more
-        devices = fleet.sample(round, attempt, settings.per_round, usable=method.can_train)
+    if settings.privacy:
+        reach = Reach.of(method, round, fleet.devices)
+        draws = settings.privacy.uniform(fleet.devices, "sampling", round)
+        devices = fleet.sample_each(draws, reach.rate(settings.per_round), method.can_train)
+        mean: Aggregate = PrivateSum(state.tensors, reach, settings.privacy, settings.per_round, round)
+    else:
+        devices = fleet.sample(round, attempt, settings.per_round, tally.asked, method.can_train)
+        if len(devices) < settings.needed:  # the fleet has no others: the same ones once more
+            devices = fleet.sample(round, attempt, settings.per_round, usable=method.can_train)
+        mean = KeptUpdates(state.tensors, settings.robust) if settings.robust else RunningMean(state.tensors)
     cuts: dict[int, Cut] = {}
     jobs: list[TrainJob] = []
     for task in method.assign(round, devices):
@@ -140,7 +160,6 @@ def _attempt(
             if excuse.startswith("late"):  # it worked, in vain
                 tally.train_flops += flops(task) * len(settings.partition[device]) * settings.epochs
     tally.asked |= cuts
-    mean = RunningMean(state.tensors)
     for job, outcome in _answers(engine, jobs, settings, state):
         task, update = job.task, outcome.result
         reason = outcome.reason or problem_with(update, task, state.tensors, settings.norm_bound)

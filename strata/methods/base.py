@@ -45,6 +45,11 @@ class Method(ABC):
         """False: the method has no use for this device (it must not be sampled)."""
         return True
 
+    @property
+    def period(self) -> int | None:
+        """Devices d and d + period get the same cut in every round; None: each device may have its own."""
+        return None
+
     def assign(self, round: int, devices: Sequence[int]) -> list[Task]:
         """The tasks of the sampled devices, in their order."""
         return [Task(round, device, self.cut_for(round, device)) for device in devices if self.can_train(device)]
@@ -96,6 +101,10 @@ class Levels(Method):
 
     def scale(self, device: int) -> float:
         return self.constraints[device % len(self.constraints)]
+
+    @property
+    def period(self) -> int | None:
+        return len(self.constraints)
 
     @cached_property
     def prefixes(self) -> dict[float, Cut]:

@@ -49,5 +49,9 @@ class FD(Levels):
             return generator(self.seed, "fd pool set", int(torch.randint(self.pool, (), generator=draw)))
         return generator(self.seed, "fd device set", round, device)
 
+    @property
+    def period(self) -> int | None:
+        return None if self.variant == "device" else super().period
+
     def cut_for(self, round: int, device: int) -> Cut:
         return self.graph.random(self.scale(device), self._set(round, device))

@@ -60,6 +60,10 @@ class SLT(Method):
             return bisect_right(self.progress.starts, round) - 1
         return self.plan.step_at(round).step
 
+    @property
+    def period(self) -> int | None:
+        return max(1, len(self.plan.levels))
+
     def cut_for(self, round: int, device: int) -> Cut:
         levels = len(self.plan.levels)
         return self.plan.cut(self.step(round), level=device % levels if levels else None)
