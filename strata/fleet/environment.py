@@ -1,0 +1,54 @@
+"""What every process we start is told: no calls home, no installing, a Flower home of its own."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import sys
+import sysconfig
+from pathlib import Path
+
+from strata.errors import BadInput
+
+QUIET = {
+    "FLWR_TELEMETRY_ENABLED": "0",
+    "FLWR_DISABLE_UPDATE_CHECK": "1",
+    "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
+    "FLWR_TRACING_ENABLED": "0",
+    "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.25",  # seconds between a message's arrival and its work's start
+}
+LOCAL = ("localhost", "127.0.0.1", "::1")
+
+
+def require_flower() -> None:
+    for package in ("flwr", "cryptography"):
+        if importlib.util.find_spec(package) is None:
+            raise BadInput(f"strata fleet needs {package}: pip install 'strata-fl[flower]'")
+
+
+def be_quiet() -> None:
+    """For Flower inside this process; before its first import."""
+    os.environ.update(QUIET)
+
+
+def environment(home: Path) -> dict[str, str]:
+    """For Flower's processes, which start further ones by name: those of this Python, never another's on PATH."""
+    require_flower()
+    env = dict(os.environ)
+    env.update(QUIET)
+    env["FLWR_HOME"] = str(home)
+    scripts = sysconfig.get_path("scripts")
+    if shutil.which("flower-superexec", path=scripts) is None:
+        raise BadInput(f"there is no flower-superexec in {scripts}: pip install 'strata-fl[flower]' with this Python")
+    env["PATH"] = os.pathsep.join([scripts, env.get("PATH", os.defpath)])
+    # Models of the user are importable from the current folder, as with `strata run`.
+    paths = [os.getcwd(), *env.get("PYTHONPATH", "").split(os.pathsep), str(Path(__file__).parents[2])]
+    env["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(path for path in paths if path))
+    for name in ("NO_PROXY", "no_proxy"):  # a proxy cannot reach this machine's own ports
+        env[name] = ",".join(dict.fromkeys([*filter(None, env.get(name, "").split(",")), *LOCAL]))
+    return env
+
+
+def python(module: str, *arguments: str) -> list[str]:
+    return [sys.executable, "-m", module, *arguments]

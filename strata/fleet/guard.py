@@ -1,0 +1,73 @@
+"""The door of the server's port.
+
+Flower serves three interfaces on one port and asks for proof on one of them: the fleet interface, where devices sign
+every request. Through the control interface anybody could register a key or start a run with code of their own;
+through the runtime interface anybody could take the server app's work. So in front of them:
+    /v1/fleet/    anybody: Flower checks the device's signature
+    /health       anybody
+    /v1/control/  whoever shows the operator's token
+    /v1/runtime/  this machine, where the server app runs
+    the rest      nobody
+"""
+
+from __future__ import annotations
+
+import hmac
+import ipaddress
+from collections.abc import Awaitable, Callable, MutableMapping
+from typing import Any
+
+Scope = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+Application = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+
+class Guard:
+    """ASGI middleware. `token` None: no operator's token is asked for (a plain-text server on loopback)."""
+
+    def __init__(self, app: Application, token: str | None) -> None:
+        self.app = app
+        self.token = token
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            return await self.app(scope, receive, send)
+        if scope["type"] == "http" and self.admits(scope):
+            return await self.app(scope, receive, send)
+        if scope["type"] == "http":
+            body = b'{"detail": "This needs the operator\'s token, or another place."}'
+            headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
+            await send({"type": "http.response.start", "status": 401, "headers": headers})
+            await send({"type": "http.response.body", "body": body})
+        return None
+
+    def admits(self, scope: Scope) -> bool:
+        path = str(scope["path"])
+        if path == "/health" or path.startswith("/v1/fleet/"):
+            return True
+        if path.startswith("/v1/control/"):
+            return self.token is None or self._shows_token(scope)
+        return path.startswith("/v1/runtime/") and _same_machine(scope)
+
+    def _shows_token(self, scope: Scope) -> bool:
+        shown = [value for name, value in scope["headers"] if name == b"authorization"]
+        expected = f"Bearer {self.token}".encode()
+        return len(shown) == 1 and hmac.compare_digest(shown[0], expected)
+
+
+def _same_machine(scope: Scope) -> bool:
+    """From loopback, or from the very address that was called: no other machine can have either."""
+    client, server = scope.get("client"), scope.get("server")
+    if not client:
+        return False
+    return _loopback(client[0]) or (server is not None and client[0] == server[0])
+
+
+def _loopback(host: str) -> bool:
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    mapped = getattr(address, "ipv4_mapped", None)
+    return (mapped or address).is_loopback
