@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -35,7 +36,7 @@ SIMPLE = (
     "weight_decay", "proximal", "augmentation", "micro_batch", "devices", "per_round", "seed", "lr", "lr_end", "quorum",
     "dropout", "device",
     "stragglers", "deadline", "server_optimizer", "server_lr", "server_momentum", "norm_bound", "eval_every", "bn",
-    "validation",
+    "validation", "aggregation", "dp_noise", "dp_clip", "dp_delta", "dp_seed",
 )  # fmt: skip
 
 
@@ -86,6 +87,18 @@ def add_run_arguments(parser: argparse.ArgumentParser) -> None:
     fleet.add_argument("--server-lr", type=float, metavar="X", help="its learning rate (default 1; adam 0.01)")
     fleet.add_argument("--server-momentum", type=float, metavar="X", help="its first beta (default 0.9)")
     fleet.add_argument("--norm-bound", type=float, metavar="X", help="refuse updates that change more than this (L2)")
+    fleet.add_argument(
+        "--aggregation", metavar="RULE",
+        help="mean (default), or against devices that lie: median, trimmed:SHARE (left out at each end; default 0.1)",
+    )  # fmt: skip
+    private = parser.add_argument_group("differential privacy of devices (docs/security.md says what it covers)")
+    private.add_argument("--dp-noise", type=float, metavar="Z", help="deviation of the noise, in units of the clip")
+    private.add_argument("--dp-clip", type=float, metavar="C", help="a device's change is scaled down to this L2 norm")
+    private.add_argument("--dp-delta", type=float, metavar="D", help="of the reported epsilon (default devices^-1.1)")
+    private.add_argument(
+        "--dp-seed", type=int, metavar="N",
+        help="noise and sampling from this seed, for tests and studies: who knows it can take the noise off again",
+    )  # fmt: skip
     local = parser.add_argument_group("training on a device")
     local.add_argument("--lr", type=float, metavar="X", help="learning rate of the first round (default 0.1)")
     local.add_argument("--lr-end", type=float, metavar="X", help="of the last, along a cosine (default 0.01)")
@@ -177,7 +190,7 @@ def summarise(result: Result) -> None:
     per_class = [value for value in summary["per_class_accuracy"] if value is not None]
     for name, value in (
         ("accuracy", f"{summary['accuracy']:.2%} (batch norm {summary['bn']})"),
-        ("loss", f"{summary['loss']:.4f}"),
+        ("loss", "not finite" if summary["loss"] is None else f"{summary['loss']:.4f}"),
         ("per class", f"{min(per_class):.1%} to {max(per_class):.1%}"),
         ("rounds", str(summary["rounds"])),
         ("largest device", f"{show_bytes(summary['peak_bytes'])} measured peak"),
@@ -185,8 +198,14 @@ def summarise(result: Result) -> None:
         ("download", show_bytes(summary["download_bytes"])),
         ("training", f"{summary['train_flops'] / 1e12:.3g} TFLOP"),
         ("updates dropped", str(summary["dropped"])),
+        *([("privacy", show_privacy(summary))] if "epsilon" in summary else []),
         ("time", f"{summary['seconds']:.1f} s"),
         ("model", str(result.out / "model.safetensors")),
     ):
         table.add_row(name, value)
     Console().print(table)
+
+
+def show_privacy(summary: Mapping[str, Any]) -> str:
+    bound = "no finite epsilon" if summary["epsilon"] is None else f"epsilon {summary['epsilon']:.3g}"
+    return f"{bound} at delta {summary['delta']:.2g}, for a device ({summary['accountant']})"

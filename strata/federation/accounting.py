@@ -11,10 +11,17 @@ import importlib.util
 import json
 import math
 import os
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from strata.errors import BadInput
 from strata.federation.files import said_plainly
+from strata.federation.privacy import Privacy, Reach
+
+if TYPE_CHECKING:
+    from strata.federation.rounds import RoundSettings
+    from strata.methods import Method
 
 GRID = 1e-3  # of the privacy loss; 1e-4 takes ten times as long and is lower by some percent where epsilon is small
 
@@ -60,3 +67,39 @@ class Ledger:
             file.flush()
             os.fsync(file.fileno())
         self.releases += 1
+
+
+@dataclass
+class Account:
+    """What a run has spent. With a seed, a round that is run again is the same release, so rounds are what counts."""
+
+    privacy: Privacy
+    rate: float
+    ledger: Ledger | None
+
+    @classmethod
+    def of(cls, settings: RoundSettings, method: Method, folder: Path) -> Account:
+        privacy = settings.privacy
+        assert privacy is not None
+        rate = Reach.of(method, 0, settings.fleet.devices).rate(settings.per_round)
+        return cls(privacy, rate, Ledger(folder) if privacy.seed is None else None)
+
+    def begin(self, round: int) -> None:
+        if self.ledger:
+            self.ledger.begin(round)
+
+    def releases(self, rounds: int) -> int:
+        return rounds if self.ledger is None else max(rounds, self.ledger.releases)
+
+    def epsilon(self, rounds: int) -> float | None:
+        """After so many rounds are done."""
+        return epsilon(self.rate, self.privacy.noise, self.releases(rounds), self.privacy.delta)
+
+    def summary(self, rounds: int) -> dict[str, Any]:
+        return {
+            "epsilon": self.epsilon(rounds),
+            "delta": self.privacy.delta,
+            "releases": self.releases(rounds),
+            "sampling_rate": self.rate,
+            "accountant": accountant(),
+        }

@@ -86,8 +86,8 @@ class Reach:
         if method.period is None and devices > MOST_CUTS:
             raise BadInput(
                 f"with differential privacy the cuts of all {devices} devices must be known in every round, and "
-                f"{method.name} gives each device its own: have at most {MOST_CUTS} devices, or use a method or variant "
-                "with shared cuts (fd: --variant shared)"
+                f"{method.name} gives each device its own: have at most {MOST_CUTS} devices, or use a method or "
+                "variant with shared cuts (fd: --variant shared)"
             )
         cuts: dict[Cut, int] = {}
         for device in filter(method.can_train, range(period)):

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from strata.cutting import ChannelGraph, Cut
+from strata.engines.base import Parts
 from strata.training import (
     Evaluation,
     LocalTraining,
@@ -69,6 +70,7 @@ class EvaluateJob:
     bn: str
     numbers: tuple[int, ...]
     seed: int
+    calibration: str = "train"  # whose images batch norm's statistics come from: a part, or the devices'
 
 
 @dataclass(frozen=True)
@@ -77,6 +79,7 @@ class FinishJob:
 
     cut: Cut
     seed: int
+    calibration: str = "train"
 
 
 @dataclass
@@ -96,15 +99,16 @@ class DeviceProgram:
         if self.graph is None:
             self.graph = ChannelGraph(self.model, input_shape=self.input_shape)
 
-    def __call__(self, job: TrainJob | CohortJob | EvaluateJob | FinishJob, state: Mapping[str, Tensor]) -> Any:
+    def __call__(self, job: TrainJob | CohortJob | EvaluateJob | FinishJob, state: Mapping[str, Tensor] | Parts) -> Any:
         assert self.graph is not None
         if isinstance(job, TrainJob):
-            tensors = job.task.cut.extract(state)
+            tensors = _extracted(job.task.cut, state)
             return train_device(self.graph, job.task, tensors, *self._own(job), self.training, job.lr, job.seed)
         if isinstance(job, CohortJob):
             return self._train_together(job.jobs, state)
         if isinstance(job, FinishJob):
-            return plain_state(self.graph, job.cut, state, self._calibration(job.seed), self.training)
+            state = _widened(job.cut, state)
+            return plain_state(self.graph, job.cut, state, self._calibration(job), self.training)
         part = self.parts[job.part]
         return evaluate_units(
             self.graph, job.cut, self._tensors(job, state), part.images, part.labels, self.training, job.bn, job.numbers
@@ -115,55 +119,83 @@ class DeviceProgram:
         index = torch.from_numpy(np.ascontiguousarray(job.samples))
         return self.train.images[index], self.train.labels[index]
 
-    def _train_together(self, jobs: Sequence[TrainJob], state: Mapping[str, Tensor]) -> list[Update | Failed]:
+    def _train_together(self, jobs: Sequence[TrainJob], state: Mapping[str, Tensor] | Parts) -> list[Update | Failed]:
         assert self.graph is not None
         tasks = [job.task for job in jobs]
         try:
             updates = train_cohort(
-                self.graph, tasks, [task.cut.extract(state) for task in tasks], [self._own(job) for job in jobs],
+                self.graph, tasks, [_extracted(task.cut, state) for task in tasks], [self._own(job) for job in jobs],
                 self.training, jobs[0].lr, jobs[0].seed,
             )  # fmt: skip
         except Exception:  # whoever is to blame shows when each is on its own
             updates = None
         return [self._alone(job, state) for job in jobs] if updates is None else list(updates)
 
-    def _alone(self, job: TrainJob, state: Mapping[str, Tensor]) -> Update | Failed:
+    def _alone(self, job: TrainJob, state: Mapping[str, Tensor] | Parts) -> Update | Failed:
         try:
             update: Update = self(job, state)
             return update
         except Exception as error:
             return Failed(f"{type(error).__name__}: {error}", traceback.format_exc())
 
-    def _tensors(self, job: EvaluateJob, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    def _tensors(self, job: EvaluateJob, state: Mapping[str, Tensor] | Parts) -> dict[str, Tensor]:
         if job.bn == "batch":
-            return job.cut.extract(state)
+            return _extracted(job.cut, state)
         assert self.graph is not None
-        key = (job.cut.hash, job.round, job.seed)
+        key = (job.cut.hash, job.round, job.seed, job.calibration)
         if self._calibrated is None or self._calibrated[0] != key:
-            extracted = job.cut.extract(state)
-            made = reestimated(self.graph, job.cut, extracted, self._calibration(job.seed), self.training)
+            extracted = _extracted(job.cut, state)
+            made = reestimated(self.graph, job.cut, extracted, self._calibration(job), self.training)
             self._calibrated = (key, made)
         return self._calibrated[1]
 
-    def _calibration(self, seed: int) -> Tensor:
-        return self.train.images[calibration_indices(len(self.train), seed)]
+    def _calibration(self, job: EvaluateJob | FinishJob) -> Tensor:
+        source = self.train if job.calibration == "train" else self.parts[job.calibration]
+        return source.images[calibration_indices(len(source), job.seed)]
+
+
+def cuts_of(job: TrainJob | CohortJob | EvaluateJob | FinishJob) -> tuple[Cut, ...]:
+    """All that a job needs of the server's tensors."""
+    if isinstance(job, CohortJob):
+        return tuple(one.task.cut for one in job.jobs)
+    return (job.task.cut,) if isinstance(job, TrainJob) else (job.cut,)
+
+
+def _extracted(cut: Cut, state: Mapping[str, Tensor] | Parts) -> dict[str, Tensor]:
+    """A copy of the job's own, also where devices of a cohort share a Cut."""
+    if isinstance(state, Parts):
+        return {name: tensor.clone() for name, tensor in state.of[cut.hash].items()}
+    return cut.extract(state)
+
+
+def _widened(cut: Cut, state: Mapping[str, Tensor] | Parts) -> Mapping[str, Tensor]:
+    """The server's tensors; what was not sent, and is outside the cut, is zero."""
+    if not isinstance(state, Parts):
+        return state
+    part, shapes = state.of[cut.hash], zip(cut.entries, cut.full_shapes, strict=True)
+    whole = {name: torch.zeros(shape, dtype=part[name].dtype) for (name, _), shape in shapes}
+    cut.scatter(whole, part)
+    return whole
 
 
 def evaluate(
-    engine: Engine, state: Mapping[str, Tensor], cut: Cut, samples: int, part: str, bn: str, round: int, seed: int
-) -> Evaluation:
+    engine: Engine, state: Mapping[str, Tensor], cut: Cut, samples: int, part: str, bn: str, round: int, seed: int,
+    calibration: str = "train",
+) -> Evaluation:  # fmt: skip
     """Accuracy of the cut on a part of the data, by the engine's workers; the same bits however they share it."""
     count = units(samples, bn)
     each = UNITS_PER_JOB[bn]
     jobs = [
-        EvaluateJob(cut, round, part, bn, tuple(range(start, min(start + each, count))), seed)
+        EvaluateJob(cut, round, part, bn, tuple(range(start, min(start + each, count))), seed, calibration)
         for start in range(0, count, each)
     ]
     return combine([unit for result in results(engine, jobs, state) for unit in result], bn)
 
 
-def final_state(engine: Engine, state: Mapping[str, Tensor], cut: Cut, seed: int) -> dict[str, Tensor]:
-    finished: dict[str, Tensor] = next(iter(results(engine, [FinishJob(cut, seed)], state)))
+def final_state(
+    engine: Engine, state: Mapping[str, Tensor], cut: Cut, seed: int, calibration: str = "train"
+) -> dict[str, Tensor]:
+    finished: dict[str, Tensor] = next(iter(results(engine, [FinishJob(cut, seed, calibration)], state)))
     return finished
 
 

@@ -40,7 +40,7 @@ class Plain(Silent):
         parts = [
             f"round {finished}/{self._rounds}",
             f"step {record['step']}",
-            f"loss {record['train_loss']:.4f}",
+            *([] if record["train_loss"] is None else [f"loss {record['train_loss']:.4f}"]),
             *([] if record["accuracy"] is None else [f"accuracy {record['accuracy']:.2%}"]),
             *([f"{len(record['dropped'])} dropped"] if record["dropped"] else []),
             f"{per_round:.2f} s/round",

@@ -72,6 +72,11 @@ class Request:
     server_lr: float | None = None  # None: 1, or 0.01 with adam
     server_momentum: float = 0.9
     norm_bound: float | None = None
+    aggregation: str = "mean"
+    dp_noise: float | None = None
+    dp_clip: float | None = None
+    dp_delta: float | None = None
+    dp_seed: int | None = None
     eval_every: int | None = None
     bn: str = "re-estimated"
     validation: float = 0.0
@@ -151,7 +156,8 @@ class Request:
 
     def run_options(self) -> dict[str, Any]:
         names = ("per_round", "seed", "lr", "lr_end", "quorum", "dropout", "stragglers", "deadline", "weighted",
-                 "norm_bound", "eval_every", "bn", "validation", "exact")  # fmt: skip
+                 "norm_bound", "eval_every", "bn", "validation", "exact", "aggregation", "dp_noise", "dp_clip",
+                 "dp_delta", "dp_seed")  # fmt: skip
         lr = self.server_lr if self.server_lr is not None else 0.01 if self.server_optimizer == "adam" else 1.0
         server = ServerOptimizer(self.server_optimizer, lr, self.server_momentum)
         return {**{name: getattr(self, name) for name in names}, "server": server}

@@ -14,7 +14,7 @@ from strata.federation.aggregation import Aggregate, RunningMean, ServerOptimize
 from strata.federation.checking import problem_with
 from strata.federation.fleet import Fleet
 from strata.federation.holdings import BYTES_PER_VALUE
-from strata.federation.privacy import PrivateSum, Privacy, Reach
+from strata.federation.privacy import Privacy, PrivateSum, Reach
 from strata.federation.program import CohortJob, Failed, TrainJob
 from strata.federation.robust import FEWEST, KeptUpdates, Robust
 from strata.federation.state import FederationState

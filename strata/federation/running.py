@@ -16,11 +16,12 @@ from strata.data import FederatedData, ImageSet, Partition, from_indices, hold_o
 from strata.engines import Engine, InlineEngine, LocalEngine, default_workers
 from strata.engines.local import IN_WORKER
 from strata.errors import BadInput
-from strata.federation import describing
+from strata.federation import accounting, describing
 from strata.federation.choosing import method_named
 from strata.federation.folder import RunFolder
 from strata.federation.interrupts import Interrupts
 from strata.federation.options import DEFAULT_ROUNDS, Options
+from strata.federation.privacy import Reach
 from strata.federation.program import DeviceProgram, TrainJob
 from strata.federation.progress import display
 from strata.federation.rounds import RoundSettings
@@ -81,12 +82,15 @@ def run(
     if checked.validation:
         data, held = hold_out(data, checked.validation, checked.seed)
     parts = _partition(partition, data, checked)
+    alone = checked.exact or checked.privacy is not None  # in a cohort, who else is there shows in the last bits
     settings = RoundSettings(
         checked.fleet(), parts, checked.per_round, checked.quorum,
         lambda round: cosine(round, checked.rounds, checked.lr, checked.lr_end),
         checked.seed, training.epochs, checked.weighted, checked.server, checked.norm_bound,
-        None if checked.exact else lambda jobs: _together(method.graph, jobs, training),
+        None if alone else lambda jobs: _together(method.graph, jobs, training), checked.robust, checked.privacy,
     )  # fmt: skip
+    if checked.privacy:
+        _check_privacy(method, checked)
     config = {
         "settings": {
             "model": {"class": type(model).__name__, "structure": method.graph.hash},
@@ -95,7 +99,7 @@ def run(
             "partition": partition if isinstance(partition, str) else describing.describe_partition(parts),
             "training": describing.describe_training(training),
             **checked.to_json(),
-            "vectorised": None if checked.exact else {"devices": COHORT, "widest": WIDEST},
+            "vectorised": None if alone else {"devices": COHORT, "widest": WIDEST},
         },
         "request": request,
         "versions": describing.versions(),
@@ -163,6 +167,16 @@ def complete(training: LocalTraining | None, data: FederatedData) -> LocalTraini
 
 def _together(graph: ChannelGraph, jobs: Sequence[TrainJob], training: LocalTraining) -> list[list[int]]:
     return cohorts(graph, [job.task for job in jobs], [len(job.samples) for job in jobs], training)
+
+
+def _check_privacy(method: Method, options: Options) -> None:
+    accounting.check_installed()
+    if method.graph.buffer_names and not options.validation:
+        raise BadInput(
+            "this model has batch norm, whose statistics must not come from the devices' images under differential "
+            "privacy: give validation (a share, such as 0.05), images that the server keeps and takes them from"
+        )
+    Reach.of(method, 0, options.devices)
 
 
 def _several(value: Any) -> tuple[Any, ...]:

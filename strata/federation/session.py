@@ -17,8 +17,9 @@ from torch import Tensor, nn
 from strata.costs import flops
 from strata.engines import Engine
 from strata.federation import describing
+from strata.federation.accounting import Account
 from strata.federation.files import read_json, write_atomic
-from strata.federation.folder import METRIC_KEYS, RunFolder, read_metrics
+from strata.federation.folder import EPSILON, METRIC_KEYS, RunFolder, read_metrics
 from strata.federation.interrupts import Interrupts
 from strata.federation.options import Options
 from strata.federation.program import evaluate, final_state
@@ -74,6 +75,7 @@ class Session:
     show: Silent
     trackers: list[Tracker] = field(default_factory=list)
     last: Evaluation | None = None  # of the newest state, where it was evaluated on the test data
+    account: Account | None = None  # with differential privacy
     saved: int = -1  # the newest checkpoint's round
 
     def run(self, model: nn.Module, interrupts: Interrupts) -> Result:
@@ -86,9 +88,13 @@ class Session:
             return Result(folder.path, read_json(folder.path / "summary.json"))
         self.show.start(self.method.name, state.round, total)
         flops = flops_of_tasks(self.method)
+        if self.rounds.privacy:
+            self.account = Account.of(self.rounds, self.method, folder.path)
         try:
             while state.round < total:
                 began = time.monotonic()
+                if self.account:
+                    self.account.begin(state.round)
                 with interrupts.allowed():
                     after, costs = play(state, self.method, self.rounds, self.engine, flops, folder.log)
                     accuracy, method = self._judge(after)
@@ -141,8 +147,13 @@ class Session:
         cut = self.method.evaluation_cut(state.round - 1)
         return evaluate(
             self.engine, state.tensors, cut, self.samples[part], part, bn or self.options.bn, state.round,
-            self.options.seed,
+            self.options.seed, self._calibration,
         )  # fmt: skip
+
+    @property
+    def _calibration(self) -> str:
+        """Whose images batch norm's statistics come from. Under differential privacy not the devices'."""
+        return "validation" if self.rounds.privacy and "validation" in self.samples else "train"
 
     def _judge(self, after: FederationState) -> tuple[float | None, Method]:
         """Test accuracy where this round is due, and the method after it has seen how it does.
@@ -166,7 +177,10 @@ class Session:
             **costs, "round": round, "step": self.method.step(round), "lr": self.rounds.lr(round),
             "accuracy": accuracy, "seconds": rounded(time.monotonic() - began),
         }  # fmt: skip
-        record = {key: values[key] for key in METRIC_KEYS}
+        record = {key: values[key] for key in METRIC_KEYS[:-1]}
+        if self.account:  # it takes a moment: where there is an accuracy to go with it
+            record[EPSILON] = None if accuracy is None else self.account.epsilon(round + 1)
+        record["seconds"] = values["seconds"]
         self.folder.append(record)
         self.show.round(record)
         for tracker in list(self.trackers):
@@ -183,7 +197,7 @@ class Session:
         folder, options = self.folder, self.options
         cut = self.method.evaluation_cut(options.rounds - 1)
         test = self.last or self._evaluate(state, "test")
-        data = save(final_state(self.engine, state.tensors, cut, options.seed))
+        data = save(final_state(self.engine, state.tensors, cut, options.seed, self._calibration))
         plain = test if options.bn == "re-estimated" else self._evaluate(state, "test", "re-estimated")
         records = read_metrics(folder.path)
         summary = {
@@ -200,6 +214,8 @@ class Session:
         }  # fmt: skip
         if "validation" in self.samples:
             summary["validation_accuracy"] = self._evaluate(state, "validation").accuracy
+        if self.account:
+            summary |= self.account.summary(options.rounds)
         write_atomic(folder.path / "model.safetensors", data)
         folder.write("summary.json", summary)
         return Result(folder.path, summary)
