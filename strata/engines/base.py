@@ -32,6 +32,13 @@ class Program(Protocol):
         """The result of one job, given the server's tensors of this round (which it must not write to)."""
 
 
+@dataclass(frozen=True)
+class Parts:
+    """In place of the server's tensors where sending all would be too much: what each Cut of the job keeps of them."""
+
+    of: Mapping[str, Mapping[str, Tensor]]  # by the Cut's hash
+
+
 class Engine(Protocol):
     def run(self, jobs: Sequence[Any], state: Mapping[str, Tensor]) -> Iterator[Outcome]:
         """Exactly one Outcome per job, as they finish. A job that fails costs only its own outcome."""

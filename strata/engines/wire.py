@@ -26,6 +26,23 @@ def _tensor(array: Any, dtype: torch.dtype | None) -> Tensor:
     return tensor if dtype is None else tensor.view(dtype)
 
 
+def is_plain(obj: Any) -> bool:
+    """A tensor of the CPU that is only values. Parameters stay Parameters."""
+    return type(obj) is Tensor and not obj.requires_grad and obj.device.type == "cpu"
+
+
+def reduced(obj: Tensor) -> Any:
+    """A plain tensor as arrays, for pickle."""
+    repeated = [stride == 0 and size > 1 for stride, size in zip(obj.stride(), obj.shape, strict=True)]
+    if any(repeated):  # an expanded view (grey images): its own bytes only
+        own = obj[tuple(slice(0, 1) if again else slice(None) for again in repeated)]
+        return Tensor.expand, (own.clone(memory_format=torch.contiguous_format), obj.shape)
+    tensor = obj.contiguous()
+    if tensor.dtype == torch.bfloat16:
+        return _tensor, (tensor.view(torch.int16).numpy(), torch.bfloat16)
+    return _tensor, (tensor.numpy(), None)
+
+
 class _Pickler(pickle.Pickler):
     def __init__(self, file: io.BytesIO, shared: tuple[type, ...], known: MutableMapping[str, Any] | None) -> None:
         super().__init__(file, protocol=5)
@@ -41,15 +58,8 @@ class _Pickler(pickle.Pickler):
         return key
 
     def reducer_override(self, obj: Any) -> Any:
-        if type(obj) is Tensor and not obj.requires_grad and obj.device.type == "cpu":  # Parameters stay Parameters
-            repeated = [stride == 0 and size > 1 for stride, size in zip(obj.stride(), obj.shape, strict=True)]
-            if any(repeated):  # an expanded view (grey images): its own bytes only
-                own = obj[tuple(slice(0, 1) if again else slice(None) for again in repeated)]
-                return Tensor.expand, (own.clone(memory_format=torch.contiguous_format), obj.shape)
-            tensor = obj.contiguous()
-            if tensor.dtype == torch.bfloat16:
-                return _tensor, (tensor.view(torch.int16).numpy(), torch.bfloat16)
-            return _tensor, (tensor.numpy(), None)
+        if is_plain(obj):
+            return reduced(obj)
         if isinstance(obj, self._shared) and is_dataclass(obj):  # its fields only, not what it has cached
             return type(obj), tuple(getattr(obj, field.name) for field in fields(obj))
         return NotImplemented
@@ -83,7 +93,7 @@ class _ProgramPickler(_Pickler):
         self._alive: list[Tensor] = []  # what is referred to by its id must not go before the end
 
     def persistent_id(self, obj: Any) -> Any:
-        if type(obj) is not Tensor or obj.requires_grad or obj.device.type != "cpu" or 0 in obj.stride():
+        if not is_plain(obj) or 0 in obj.stride():
             return None
         if obj.numel() * obj.element_size() < LARGE:
             return None

@@ -1,0 +1,106 @@
+"""Joining a Ray cluster, or starting one that ends with us. A cluster that others started is never stopped."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import math
+import os
+import signal
+import socket
+import threading
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+from strata.engines.ray import Ray, host_and_port
+from strata.errors import BadInput
+
+ANSWER_SECONDS = 10.0
+QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "1"}  # nothing calls out
+
+
+def import_ray() -> Any:
+    os.environ.update(QUIET)  # read when Ray is imported, and by all that it starts
+    try:
+        import ray
+    except ImportError as error:
+        raise BadInput("the engine ray needs Ray, which is not installed: pip install 'strata-fl[ray]'") from error
+    return ray
+
+
+class Connection:
+    """This process's place in a cluster; `close` leaves it, and ends it if it was started here."""
+
+    def __init__(self, settings: Ray, cpus: int) -> None:
+        """`cpus`: of the cluster that is started where no address is given."""
+        self.ray = import_ray()
+        self._ours = not self.ray.is_initialized()
+        if self._ours:
+            with _handlers_kept(), warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                self._start(cpus) if settings.address is None else self._join(settings.address)
+            return
+        here = self.ray.get_runtime_context().gcs_address
+        if settings.address not in (None, "auto", here):
+            raise BadInput(f"this process is connected to the Ray cluster at {here}, not {settings.address}")
+
+    def capacity(self, gpus: float) -> int:
+        """How many workers of one CPU (and a share of a GPU) the cluster's nodes can hold, whoever uses them now."""
+        room = 0
+        for node in self.ray.nodes():
+            if node["Alive"]:
+                has = node["Resources"]
+                fits = math.floor(has.get("CPU", 0.0))
+                if gpus:
+                    each = gpus if gpus >= 1 else 1 / math.floor(1 / gpus + 1e-9)  # a share lies within one GPU
+                    fits = min(fits, math.floor(has.get("GPU", 0.0) / each + 1e-9))
+                room += fits
+        return room
+
+    def nodes(self) -> set[str]:
+        """Those that are alive."""
+        return {node["NodeID"] for node in self.ray.nodes() if node["Alive"]}
+
+    def close(self) -> None:
+        if self._ours:
+            self.ray.shutdown()  # leaves; ends the processes that our own init started, and no others
+            self._ours = False
+
+    def _start(self, cpus: int) -> None:
+        # "local": also where RAY_ADDRESS or a file of a cluster long gone (ray_current_cluster) names another
+        self.ray.init(address="local", num_cpus=cpus, include_dashboard=False, **self._common)
+
+    def _join(self, address: str) -> None:
+        if address != "auto":
+            host, port = host_and_port(address)
+            try:
+                socket.create_connection((host, port), timeout=ANSWER_SECONDS).close()
+            except OSError as error:
+                raise BadInput(
+                    f"nobody answers at {address} ({error.strerror or error}): give the address that `ray start "
+                    "--head` printed, or leave --ray-address out to use this machine alone"
+                ) from error
+        try:
+            self.ray.init(address=address, **self._common)
+        except Exception as error:  # Ray's own kinds differ between versions
+            self.ray.shutdown()
+            reason = " ".join(str(error).split())[:300]
+            raise BadInput(f"the Ray cluster at {address} cannot be joined from this machine ({reason})") from error
+
+    @property
+    def _common(self) -> dict[str, Any]:
+        return {"log_to_driver": False, "logging_level": logging.ERROR}
+
+
+@contextlib.contextmanager
+def _handlers_kept() -> Iterator[None]:
+    """ray.init takes SIGTERM for itself; it is the caller's."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
