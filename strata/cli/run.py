@@ -22,6 +22,7 @@ from strata.cli.arguments import (
 from strata.errors import BadInput
 
 if TYPE_CHECKING:
+    from strata.engines.ray import Ray
     from strata.federation import Result
 
     Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]
@@ -126,6 +127,11 @@ def add_run_arguments(parser: argparse.ArgumentParser) -> None:
     judge.add_argument("--validation", type=float, metavar="SHARE", help="held-out training data for early stopping")
     machine = parser.add_argument_group("machine (never changes the result)")
     machine.add_argument("--workers", type=int, metavar="N", help="worker processes (default: one per core; 0: none)")
+    machine.add_argument("--engine", choices=("local", "ray"), default="local", help="where they are (default local)")
+    machine.add_argument("--ray-address", metavar="HOST:PORT", help="of a Ray cluster, or auto; else one here, for now")
+    machine.add_argument(
+        "--ray-gpus", type=float, metavar="SHARE", help="of a GPU, for each worker (with --device cuda)"
+    )
     machine.add_argument("--checkpoint-every", type=int, default=1, metavar="N", help="rounds (default 1)")
     machine.add_argument(
         "--task-timeout", type=float, metavar="SECONDS",
@@ -154,10 +160,20 @@ def given(args: argparse.Namespace) -> dict[str, Any]:
     return {name: value for name, value in values.items() if value is not None}
 
 
+def ray_of(args: argparse.Namespace) -> Ray | None:
+    from strata.engines.ray import Ray
+
+    if args.engine == "ray":
+        return Ray(args.ray_address, args.ray_gpus or 0.0)
+    if args.ray_address is not None or args.ray_gpus is not None:
+        raise BadInput("--ray-address and --ray-gpus are for --engine ray: give that too")
+    return None
+
+
 def run(args: argparse.Namespace) -> int:
     if (args.out is None) == (args.resume is None):
         raise BadInput("give either --out DIR for a new run or --resume DIR to continue one")
-    asked = given(args)
+    asked, ray = given(args), ray_of(args)
     from strata.engines import EngineFailed
     from strata.federation import RoundFailed
     from strata.federation.request import Request, launch
@@ -168,7 +184,7 @@ def run(args: argparse.Namespace) -> int:
         result = launch(
             request, folder, resume=args.resume is not None, workers=args.workers, timeout=args.task_timeout,
             checkpoint_every=args.checkpoint_every, progress=not args.quiet, tensorboard=args.tensorboard,
-            mlflow=args.mlflow,
+            mlflow=args.mlflow, ray=ray,
         )  # fmt: skip
     except (RoundFailed, EngineFailed) as error:
         print(f"strata run: {error}", file=sys.stderr)

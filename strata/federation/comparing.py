@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from strata.cutting import ChannelGraph
+from strata.engines.ray import Ray
 from strata.errors import BadInput
 from strata.federation.files import Lock, read_json, said_plainly, write_json
 from strata.federation.folder import differences, read_metrics
@@ -60,6 +61,7 @@ def compare(
     workers: int | None = None,
     checkpoint_every: int = 1,
     progress: bool = True,
+    ray: Ray | None = None,
 ) -> list[Row]:
     """Runs go to out/METHOD/seed-N; finished ones are kept, half-finished ones resumed."""
     _check(methods, seeds)
@@ -76,7 +78,7 @@ def compare(
     lock = Lock(out)
     try:
         if not request.validation:  # with a validation split the training images differ between seeds
-            shared = make_engine(model, data, training, workers)
+            shared = make_engine(model, data, training, workers, ray=ray, source=request.load_split)
         graph = ChannelGraph(model, data.input_shape)
         made = [one.make_method(graph) for one in requests]  # all of them first: what cannot be done is said at once
         show = display(progress)
@@ -86,7 +88,7 @@ def compare(
                 show.say(f"{one.method}, seed {one.seed}")
             run(
                 one.make_model(data), data, method, out=folder, rounds=one.rounds, devices=one.devices,
-                partition=one.partition, training=training, engine=shared, workers=workers,
+                partition=one.partition, training=training, engine=shared or ray, workers=workers,
                 checkpoint_every=checkpoint_every, resume=(folder / "config.json").exists(), progress=progress,
                 request=jsonable(one), **one.run_options(),
             )  # fmt: skip

@@ -13,6 +13,7 @@ from safetensors.torch import load_file
 from strata.cutting import ChannelGraph
 from strata.data import FederatedData, ImageSet, hold_out, load
 from strata.engines import Engine
+from strata.engines.ray import Ray
 from strata.errors import BadInput
 from strata.federation.aggregation import ServerOptimizer
 from strata.federation.choosing import check_levels, method_named
@@ -165,6 +166,9 @@ class Request:
     def split(self, data: FederatedData) -> tuple[FederatedData, ImageSet | None]:
         return hold_out(data, self.validation, self.seed) if self.validation else (data, None)
 
+    def load_split(self) -> tuple[FederatedData, ImageSet | None]:
+        return self.split(self.load_data())
+
 
 def jsonable(request: Request) -> dict[str, Any]:
     return {key: list(value) if isinstance(value, tuple) else value for key, value in request.to_json().items()}
@@ -196,6 +200,7 @@ def launch(
     progress: bool = True,
     tensorboard: bool = False,
     mlflow: bool = False,
+    ray: Ray | None = None,
 ) -> Result:
     """The run that was asked for. Workers prepare themselves while the plan is made."""
     if not resume:
@@ -207,7 +212,8 @@ def launch(
     model = request.make_model(data, with_weights=not resume)
     training = request.make_training(data)
     rest, held = request.split(data)
-    engine: Engine = make_engine(model, rest, training, workers, held=held, timeout=timeout)
+    engine: Engine = make_engine(model, rest, training, workers, held=held, timeout=timeout, ray=ray,
+                                 source=request.load_split)  # fmt: skip
     try:
         method = request.make_method(ChannelGraph(model, data.input_shape))
         return run(

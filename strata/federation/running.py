@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,6 +15,7 @@ from strata.cutting import ChannelGraph, Cut
 from strata.data import FederatedData, ImageSet, Partition, from_indices, hold_out, parse_partition
 from strata.engines import Engine, InlineEngine, LocalEngine, default_workers
 from strata.engines.local import IN_WORKER
+from strata.engines.ray import Ray
 from strata.errors import BadInput
 from strata.federation import accounting, describing
 from strata.federation.choosing import method_named
@@ -22,12 +23,13 @@ from strata.federation.folder import RunFolder
 from strata.federation.interrupts import Interrupts
 from strata.federation.options import DEFAULT_ROUNDS, Options
 from strata.federation.privacy import Reach
-from strata.federation.program import DeviceProgram, TrainJob
+from strata.federation.program import DeviceProgram, TrainJob, cuts_of
 from strata.federation.progress import display
 from strata.federation.rounds import RoundSettings
 from strata.federation.session import Result, Session
 from strata.federation.trackers import MLflow, TensorBoard, check_extras, started
 from strata.training import COHORT, WIDEST, LocalTraining, cohorts, cosine
+from strata.training.checkpointing import recomputed_flops
 
 if TYPE_CHECKING:
     from strata.methods import Method
@@ -46,7 +48,7 @@ def run(
     training: LocalTraining | None = None,
     devices: int | None = None,
     workers: int | None = None,
-    engine: Engine | None = None,
+    engine: Engine | Ray | None = None,
     checkpoint_every: int = 1,
     resume: bool = False,
     progress: bool = True,
@@ -59,7 +61,8 @@ def run(
 
     `method` is such as strata.SLT(plan), or a name with a `constraint` (0.25) or `budget` ("24 MiB"; several: levels).
     `options` are those of `Options` (per_round, seed, lr, quorum, dropout, ...). `resume=True` continues in `out` to
-    the bits of a run that never stopped. `workers=0` does all work in this process. The model itself is not changed.
+    the bits of a run that never stopped. `workers=0` does all work in this process, `engine=Ray(...)` on a Ray cluster
+    (strata.engines.ray). The model itself is not changed.
     """
     if os.environ.get(IN_WORKER):
         raise BadInput("strata.run was called while a worker process imported your script: put the call under "
@@ -88,6 +91,7 @@ def run(
         lambda round: cosine(round, checked.rounds, checked.lr, checked.lr_end),
         checked.seed, training.epochs, checked.weighted, checked.server, checked.norm_bound,
         None if alone else lambda jobs: _together(method.graph, jobs, training), checked.robust, checked.privacy,
+        recomputed_flops(method.graph, training),
     )  # fmt: skip
     if checked.privacy:
         _check_privacy(method, checked)
@@ -108,8 +112,8 @@ def run(
     check_extras(tensorboard, mlflow)
     show = display(progress)
     own_engine: Engine | None = None
-    if engine is None:  # before the folder: what cannot be sent to workers leaves no trace
-        engine = own_engine = make_engine(model, data, training, workers, held=held, graph=method.graph)
+    if engine is None or isinstance(engine, Ray):  # before the folder: what cannot be sent to workers leaves no trace
+        engine = own_engine = make_engine(model, data, training, workers, held=held, graph=method.graph, ray=engine)
     folder: RunFolder | None = None
     active = None
     try:
@@ -141,13 +145,18 @@ def make_engine(
     held: ImageSet | None = None,
     graph: ChannelGraph | None = None,
     timeout: float | None = None,
+    ray: Ray | None = None,
+    source: Callable[[], Any] | None = None,
 ) -> Engine:
-    """The local engine for runs of this model on this data; several runs may share one.
+    """The engine for runs of this model on this data: the local one, or on `ray`; several runs may share one.
 
     `training` from `complete`, `held`: validation images. Worker processes begin to prepare at once.
+    `source` makes `data` and `held` from files, for nodes of a cluster that have them too.
     """
     parts = {"test": data.test} | ({"validation": held} if held is not None else {})
     program = DeviceProgram(model, tuple(data.input_shape), data.train, parts, training)
+    if ray is not None:
+        return _on_ray(program, ray, workers, source, timeout)
     workers = default_workers() if workers is None else workers
     if workers < 0:
         raise BadInput(f"workers are 0 (all in this process) or more, not {workers}")
@@ -155,6 +164,22 @@ def make_engine(
         program.graph = graph
         return InlineEngine(program)
     return LocalEngine(program, workers, shared=(Cut,), timeout=timeout)
+
+
+def _on_ray(
+    program: DeviceProgram, ray: Ray, workers: int | None, source: Callable[[], Any] | None, timeout: float | None
+) -> Engine:
+    from strata.engines.ray.engine import RayEngine
+
+    device = program.training.device
+    if device not in ("cpu", "cuda"):
+        raise BadInput(f"on Ray each worker sees its own GPUs only: give the device cuda, not {device}")
+    if (device == "cuda") != (ray.gpus > 0):
+        raise BadInput(
+            "on Ray the device cuda and a share of a GPU for each worker belong together: give both (--device cuda "
+            "--ray-gpus 0.25, for example) or neither"
+        )
+    return RayEngine(program, ray, workers, cuts=cuts_of, source=source, shared=(Cut,), timeout=timeout)
 
 
 def complete(training: LocalTraining | None, data: FederatedData) -> LocalTraining:
