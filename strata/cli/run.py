@@ -34,8 +34,8 @@ EXAMPLES = """examples:
 """
 SIMPLE = (
     "model", "data", "partition", "method", "variant", "pool", "accounting", "schedule", "init", "epochs", "momentum",
-    "weight_decay", "proximal", "augmentation", "micro_batch", "devices", "per_round", "seed", "lr", "lr_end", "quorum",
-    "dropout", "device",
+    "weight_decay", "proximal", "augmentation", "micro_batch", "activation_checkpointing",
+    "devices", "per_round", "seed", "lr", "lr_end", "quorum", "dropout", "device",
     "stragglers", "deadline", "server_optimizer", "server_lr", "server_momentum", "norm_bound", "eval_every", "bn",
     "validation", "aggregation", "dp_noise", "dp_clip", "dp_delta", "dp_seed",
 )  # fmt: skip
@@ -104,6 +104,10 @@ def add_run_arguments(parser: argparse.ArgumentParser) -> None:
     local.add_argument("--lr", type=float, metavar="X", help="learning rate of the first round (default 0.1)")
     local.add_argument("--lr-end", type=float, metavar="X", help="of the last, along a cosine (default 0.01)")
     local.add_argument("--micro-batch", type=int, metavar="N", help="samples at a time, gradients summed over a batch")
+    local.add_argument(
+        "--activation-checkpointing", type=segments, metavar="N",
+        help="forward in at most N segments (auto: as many as lower the peak), computed anew in backward; same bits",
+    )  # fmt: skip
     local.add_argument("--epochs", type=int, metavar="N", help="local epochs (default 1)")
     local.add_argument("--momentum", type=float, metavar="X", help="SGD momentum (default 0.9)")
     local.add_argument("--weight-decay", type=float, metavar="X", help="default 1e-5")
@@ -139,6 +143,11 @@ def add_run_arguments(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     machine.add_argument("--quiet", action="store_true", help="no progress")
     machine.add_argument("--json", action="store_true", help="the summary as JSON on stdout")
+
+
+def segments(text: str) -> int | str:
+    """Which numbers make sense is for LocalTraining to say."""
+    return int(text) if text.lstrip("-").isdigit() else text
 
 
 def given(args: argparse.Namespace) -> dict[str, Any]:

@@ -11,7 +11,7 @@ grouped convolution it counts as if there were no groups (`grouped_excess`). `re
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from math import prod
 from typing import TYPE_CHECKING, Any
@@ -55,21 +55,34 @@ class Traffic:
 
 
 def flops(graph: ChannelGraph, cut: Cut) -> Flops:
-    ops = graph.sized(cut, BATCH)
-    by_name = {op.name: op for op in ops}
     total: dict[str, int] = {}
-    for op in ops:
-        count = _COUNTS.get(op.target)
-        if count is not None:
-            inputs = [by_name[a.name] if isinstance(a, Ref) else None for a in op.args]
-            for field, value in count(op, *inputs[:3]).items():
-                total[field] = total.get(field, 0) + value
+    for _, counted in _counted(graph, cut):
+        for field, value in counted.items():
+            total[field] = total.get(field, 0) + value
     return Flops(
         **{
             field: total.get(field, 0) // BATCH
             for field in ("forward", "train", "attention_forward", "attention_train", "grouped_excess")
         }
     )
+
+
+def forward_by_operation(graph: ChannelGraph, cut: Cut) -> list[int]:
+    """Forward FLOPs per sample of each operation, in the order of the submodel's training graph."""
+    return [
+        counted.get("forward", 0) // BATCH
+        for op, counted in _counted(graph, cut)
+        if op.kind == "op" or op.kind == "cut"
+    ]
+
+
+def _counted(graph: ChannelGraph, cut: Cut) -> Iterator[tuple[SizedOp, dict[str, int]]]:
+    ops = graph.sized(cut, BATCH)
+    by_name = {op.name: op for op in ops}
+    for op in ops:
+        count = _COUNTS.get(op.target)
+        inputs = [by_name[a.name] if isinstance(a, Ref) else None for a in op.args]
+        yield op, {} if count is None else count(op, *inputs[:3])
 
 
 def traffic(graph: ChannelGraph, cut: Cut) -> Traffic:

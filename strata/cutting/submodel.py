@@ -70,6 +70,8 @@ class SubModel(nn.Module):
                 replaced[cut.input] = emit(cut.call(source), {})
             made[step.node] = emit(step.call, replaced)
         new.output(made[mode.output])
+        if mode_name == "train":
+            self.train_graph = new  # for those who run it otherwise, such as in segments
         code = new.python_code("self")
         scope: dict[str, Any] = dict(code.globals)
         exec(compile(code.src, f"<strata submodel, {mode_name}>", "exec"), scope)

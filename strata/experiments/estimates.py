@@ -18,6 +18,7 @@ from strata.federation.session import flops_of_tasks
 from strata.methods import SLT, Task
 from strata.models.loading import load_model
 from strata.training import LocalTraining, cohorts, train_cohort, train_device
+from strata.training.checkpointing import recomputed_flops
 
 if TYPE_CHECKING:
     from strata.cutting import Cut
@@ -29,6 +30,8 @@ BATCHES = 2  # per device in a calibration, after one to warm up
 BATCH_EVALUATED = 64
 LONG = 2.0  # seconds
 ENOUGH = 45.0  # seconds of measuring in all
+
+PerSample = Callable[[Task], int]  # FLOPs
 
 
 @dataclass(frozen=True)
@@ -79,13 +82,14 @@ class Estimator:
         setup = SETUPS[request.data]
         network = self._network(request.model, setup)
         method = request.make_method(network.graph)
-        per_sample = flops_of_tasks(method)
+        settings = _settings(request, setup)
+        per_sample = flops_of_tasks(method, recomputed_flops(network.graph, settings))
         phases = phases_of(method, request)
         speeds: dict[int, tuple[float, float]] = {}  # FLOP per second of one core in training and evaluation, by phase
         if self.calibrate:
             for number in sorted({0, len(phases) // 2, len(phases) - 1}):
                 phase = phases[number]
-                training = self._speed(phase, network, request, per_sample)
+                training = self._speed(phase, network, request, settings, per_sample)
                 speeds[number] = training, self._forward_speed(phase.evaluated, network, setup)
         evaluations = 1.0 if method.needs_accuracy else 1 / max(1, request.rounds // 100)  # per round
         train = forward = seconds = 0.0
@@ -107,11 +111,11 @@ class Estimator:
             self._networks[key] = Network(ChannelGraph(module, setup.input), module.state_dict())
         return self._networks[key]
 
-    def _speed(self, phase: Phase, network: Network, request: Request, per_sample: Callable[[Task], int]) -> float:
+    def _speed(
+        self, phase: Phase, network: Network, request: Request, settings: LocalTraining, per_sample: PerSample
+    ) -> float:
         """Over one device, or one vectorised group of devices, of each level."""
         setup = SETUPS[request.data]
-        normalised: dict[str, tuple[float, ...]] = {"mean": (0.5,) * setup.input[0], "std": (0.25,) * setup.input[0]}
-        settings = LocalTraining(request.batch, augmentation=setup.augmentation, **normalised)  # type: ignore[arg-type]
         work = seconds = 0.0
         for task in phase.tasks:
             devices = max(1, request.per_round // len(phase.tasks))
@@ -150,6 +154,15 @@ class Estimator:
             known[cost] = measure()
             self._spent += time.perf_counter() - began
         return known[cost]
+
+
+def _settings(request: Request, setup: Setup) -> LocalTraining:
+    """As the run trains, with stand-ins for the data's mean and standard deviation."""
+    channels = setup.input[0]
+    return LocalTraining(
+        request.batch, augmentation=setup.augmentation, mean=(0.5,) * channels, std=(0.25,) * channels,
+        micro_batch=request.micro_batch, activation_checkpointing=request.activation_checkpointing,
+    )  # fmt: skip
 
 
 @contextlib.contextmanager

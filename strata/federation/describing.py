@@ -51,7 +51,10 @@ def describe_method(method: Method) -> dict[str, Any]:
 
 
 def describe_training(training: LocalTraining) -> dict[str, Any]:
-    return {field.name: _plain(getattr(training, field.name)) for field in dataclasses.fields(training)}
+    described = {field.name: _plain(getattr(training, field.name)) for field in dataclasses.fields(training)}
+    if training.activation_checkpointing is None:
+        del described["activation_checkpointing"]  # runs without it are described as before there was such a thing
+    return described
 
 
 def describe_data(data: FederatedData) -> dict[str, Any]:

@@ -58,6 +58,7 @@ class Request:
     proximal: float = 0.0
     augmentation: str | None = None  # None: what suits the data
     micro_batch: int | None = None
+    activation_checkpointing: int | str | None = None
     rounds: int = 500
     devices: int = 100
     per_round: int = 10
@@ -142,7 +143,8 @@ class Request:
         augmentation = data.augmentation if self.augmentation is None else self.augmentation
         training = LocalTraining(
             self.batch, self.epochs, self.momentum, self.weight_decay, self.proximal, augmentation,
-            micro_batch=self.micro_batch, device=self.device, compile=self.compile,
+            micro_batch=self.micro_batch, activation_checkpointing=self.activation_checkpointing, device=self.device,
+            compile=self.compile,
         )  # fmt: skip
         return complete(training, data)
 

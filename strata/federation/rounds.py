@@ -46,6 +46,7 @@ class RoundSettings:
     together: Callable[[Sequence[TrainJob]], list[list[int]]] | None = None  # which jobs to vectorise; None: none
     robust: Robust | None = None
     privacy: Privacy | None = None
+    recomputed_flops: Callable[[Cut], int] | None = None  # per sample, that activation checkpointing adds
 
     def __post_init__(self) -> None:
         if self.per_round < 1:

@@ -87,7 +87,7 @@ class Session:
             folder.say(f"{folder.path} is finished: nothing to do")
             return Result(folder.path, read_json(folder.path / "summary.json"))
         self.show.start(self.method.name, state.round, total)
-        flops = flops_of_tasks(self.method)
+        flops = flops_of_tasks(self.method, self.rounds.recomputed_flops)
         if self.rounds.privacy:
             self.account = Account.of(self.rounds, self.method, folder.path)
         try:
@@ -225,14 +225,14 @@ def rounded(seconds: float) -> float:
     return round(seconds, 3)
 
 
-def flops_of_tasks(method: Method) -> Callable[[Task], int]:
+def flops_of_tasks(method: Method, recomputed: Callable[[Cut], int] | None = None) -> Callable[[Task], int]:
     """FLOPs per training sample of a task; of FjORD's levels, the mean. Remembered per shape."""
     known: dict[Any, int] = {}
 
     def of_cut(cut: Cut) -> int:
         key = (tuple(cut.shapes.values()), cut.frozen)
         if key not in known:
-            known[key] = flops(method.graph, cut).train
+            known[key] = flops(method.graph, cut).train + (recomputed(cut) if recomputed else 0)
         return known[key]
 
     def of_task(task: Task) -> int:

@@ -102,7 +102,8 @@ def narrow(graph: ChannelGraph, cut: Cut) -> bool:
 def _simple(task: Task, settings: LocalTraining) -> bool:
     """Element-wise optimizer, one loss, one level: then devices in one network stay apart."""
     own_code = settings.optimizer is not None or settings.loss is not cross_entropy
-    return not task.levels and not own_code and settings.micro_batch is None
+    in_parts = settings.micro_batch is not None or settings.activation_checkpointing is not None
+    return not task.levels and not own_code and not in_parts
 
 
 def _split(group: list[int]) -> list[list[int]]:

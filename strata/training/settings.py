@@ -64,6 +64,8 @@ class LocalTraining:
     preparation: Preparation | None = None  # replaces normalisation in evaluation
     micro_batch: int | None = None  # samples at a time, gradients accumulated over the batch; batch norm sees only them
     device: str = "cpu"  # where the network runs, such as cuda; each kind of device has its own bits
+    # "auto" or at most so many segments of the forward pass; backward computes all but the last anew (same bits)
+    activation_checkpointing: int | str | None = None
     compile: bool = False  # vectorised networks through torch.compile: pays in long runs (docs/performance.md)
 
     def __post_init__(self) -> None:
@@ -77,6 +79,9 @@ class LocalTraining:
             raise BadInput(
                 f"micro_batch must be within 1 and the batch size of {self.batch_size}, not {self.micro_batch}"
             )
+        segments = self.activation_checkpointing
+        if segments is not None and segments != "auto" and (not isinstance(segments, int) or segments < 2):
+            raise BadInput(f"activation checkpointing takes auto or a number of segments from 2, not {segments!r}")
         for name in ("momentum", "weight_decay", "proximal"):
             value = getattr(self, name)
             if not value >= 0 or value == float("inf"):

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from strata.costs.measured import standing_tensors
+from strata.training.checkpointing import forward_of
 from strata.training.settings import LocalTraining
 from strata.training.submodels import Warm, warm
 
@@ -39,6 +40,11 @@ class Trainer:
         for level in self.levels:
             if level is not None:
                 level[1].module.train()
+        inner = [(cut, level[1]) for cut, level in zip(task.levels, self.levels, strict=False) if level is not None]
+        self.forwards = {
+            small.module: forward_of(graph, cut, small.module, settings)
+            for cut, small in ((task.cut, self.outer), *inner)
+        }
 
     def step(self, x: Tensor, y: Tensor, level: int = -1) -> float:
         """One mini-batch at this level (default: the largest); returns its loss."""
@@ -67,7 +73,7 @@ class Trainer:
         return sum(self._backward_of(small, part, labels, len(labels) / len(y)) for part, labels in parts)
 
     def _backward_of(self, small: Warm, x: Tensor, y: Tensor, share: float) -> float:
-        loss = self.settings.loss(small.module(small.arranged(x)), y.to(small.device))
+        loss = self.settings.loss(self.forwards[small.module](small.arranged(x)), y.to(small.device))
         loss = loss if share == 1 else loss * share
         loss.backward()
         return loss.item()
