@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from strata import __version__
 from strata.errors import BadInput, Infeasible
 
-COMMANDS = ("plan", "run", "compare", "report", "watch", "data", "methods", "experiment")
+COMMANDS = ("plan", "run", "compare", "report", "watch", "data", "methods", "experiment", "fleet")
 
 
 def build_parser() -> argparse.ArgumentParser:

@@ -74,7 +74,9 @@ def need_free(address: Address) -> None:
         raise BadInput(f"this user may not listen on port {address.port}: choose one above 1023") from None
     except OSError as error:
         if isinstance(error, socket.gaierror) or error.errno == 99:  # EADDRNOTAVAIL
-            raise BadInput(f"{address.host} is not an address of this machine: use one of its own, or 0.0.0.0") from None
+            raise BadInput(
+                f"{address.host} is not an address of this machine: use one of its own, or 0.0.0.0"
+            ) from None
         raise BadInput(
             f"port {address.port} of {address.host} is in use: end the program that has it, or choose another --port"
         ) from None
@@ -107,7 +109,9 @@ def need_server(address: Address, authority: Path | None) -> None:
             "copy the ca.pem of the server's own key folder"
         ) from None
     except ssl.SSLError:
-        raise BadInput(f"{address} does not speak TLS: is it another program's port, or a server with --insecure?") from None
+        raise BadInput(
+            f"{address} does not speak TLS: is it another program's port, or a server with --insecure?"
+        ) from None
     except socket.gaierror:
         raise Unreachable(f"there is no machine called {address.host}: check the name, or use its address") from None
     except OSError as error:

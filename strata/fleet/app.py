@@ -41,3 +41,7 @@ def bundle() -> bytes:
             entry.create_system = 3  # "made on Unix", wherever it is made
             file.writestr(entry, content)
     return buffer.getvalue()
+
+
+def bundle_hash() -> str:
+    return hashlib.sha256(bundle()).hexdigest()

@@ -29,7 +29,9 @@ class Access:
             need_loopback(address)
             return cls(address, None, None)
         if keys is None:
-            raise BadInput("give --keys DIR with the fleet's keys (or --insecure for a plain-text server on this machine)")
+            raise BadInput(
+                "give --keys DIR with the fleet's keys (or --insecure for a plain-text server on this machine)"
+            )
         folder = KeyFolder(keys)
         for path in (folder.authority, folder.token):
             need_file(path, "give the folder that `strata fleet keys` made, or one with its ca.pem and operator.token")

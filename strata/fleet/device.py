@@ -31,7 +31,7 @@ def work(
     folder = settings.folder
     folder.mkdir(parents=True, exist_ok=True)
     env = environment(folder / "flower")
-    log = folder / "device.log"
+    log = folder / "supernode.log"
     attempt = refusals = 0
     with Signals():
         try:
@@ -52,7 +52,9 @@ def work(
                     if not connected and _refused(log, since) and (refusals >= REFUSALS or not wait):
                         raise BadInput(_unknown(settings.name, server))
                     if not connected and refusals >= REFUSALS:
-                        raise BadInput(f"the device's runtime does not start; the end of {log}:\n{last_lines(log, since=since)}")
+                        raise BadInput(
+                            f"the device's runtime does not start; the end of {log}:\n{last_lines(log, since=since)}"
+                        )
                     say("the connection has ended; connecting again" if connected else "not admitted yet; trying again")
                 time.sleep(PAUSES[min(attempt, len(PAUSES) - 1)])
                 attempt += 1

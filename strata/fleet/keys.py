@@ -1,10 +1,10 @@
 """The key folder: made once by whoever runs the fleet, added to later, never overwritten.
 
-    ca.pem, ca.key            the fleet's own certificate authority; ca.key can be kept offline
-    server.pem, server.key    the server's certificate and key
-    operator.token            whoever has it may start and stop runs
-    registered/NAME.pub       devices the server admits
-    devices/NAME/             what device NAME needs: ca.pem and device.key
+ca.pem, ca.key            the fleet's own certificate authority; ca.key can be kept offline
+server.pem, server.key    the server's certificate and key
+operator.token            whoever has it may start and stop runs
+registered/NAME.pub       devices the server admits
+devices/NAME/             what device NAME needs: ca.pem and device.key
 """
 
 from __future__ import annotations
@@ -130,7 +130,9 @@ def make_keys(path: Path, hosts: Sequence[str], devices: Sequence[str], renew: b
     if exists and hosts and not renew:
         raise BadInput(f"{path} has a server certificate: give --renew for another one with these names")
     if exists and not devices and not renew:
-        raise BadInput(f"{path} holds a fleet's keys already: add devices with --devices, or a certificate with --renew")
+        raise BadInput(
+            f"{path} holds a fleet's keys already: add devices with --devices, or a certificate with --renew"
+        )
     names = _new_names(folder, devices)  # before anything is written
     if exists and renew:
         need_file(folder.authority_key, "the certificate authority's key is needed to sign another certificate")
@@ -214,5 +216,5 @@ def _check_host(host: str) -> None:
     except ValueError:
         if not HOST.fullmatch(host):
             raise BadInput(
-                f"--host is a name or an address such as fleet.example.org or 192.168.1.10, without a port, not {host!r}"
+                f"--host is a name or an address such as fleet.local or 192.168.1.10, without a port, not {host!r}"
             ) from None

@@ -160,7 +160,9 @@ def _check_expiry(folder: KeyFolder, say: Callable[[str], None]) -> None:
 
     left = expiry_of(folder.certificate.read_bytes()) - datetime.datetime.now(datetime.UTC)
     if left.days < 0:
-        raise BadInput(f"the server's certificate has expired: make another with `strata fleet keys {folder.path} --renew`")
+        raise BadInput(
+            f"the server's certificate has expired: make another with `strata fleet keys {folder.path} --renew`"
+        )
     if left.days < SOON:
         say(f"the server's certificate expires in {left.days} days: `strata fleet keys {folder.path} --renew`")
 

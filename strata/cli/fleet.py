@@ -1,0 +1,280 @@
+"""`strata fleet keys|server|device|run|status`: a fleet of real devices, on Flower (an extra)."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from strata.cli.arguments import parse_bytes, split_list
+from strata.errors import BadInput
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from strata.fleet.control import Access
+
+    Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]
+
+# Of `strata run`: what belongs to a simulated fleet, or to the machine that simulates it, and what stands in its place.
+NOT_HERE = {
+    "--devices": "the fleet is the devices that connect",
+    "--partition": "each device has its own data (`strata fleet device --data`)",
+    "--dropout": "it is simulated, and these devices are real",
+    "--stragglers": "it is simulated, and these devices are real",
+    "--exact": "every device trains on its own already",
+    "--compile": "devices train plain networks",
+    "--device": "devices train where they are",
+    "--task-timeout": "use --deadline",
+    "--checkpoint-every": "a fleet's run is saved after every round",
+}
+
+
+def add_parser(subparsers: Subparsers) -> None:
+    parser = subparsers.add_parser(
+        "fleet", help="train on real devices, through Flower",
+        description="A fleet of real devices: one server, any number of devices, each with its own memory limit.",
+        epilog="example: strata fleet keys keys --host 192.168.1.10 --devices 3",
+    )  # fmt: skip
+    commands = parser.add_subparsers(dest="fleet_command", metavar="COMMAND", required=True)
+    _add_keys(commands)
+    _add_server(commands)
+    _add_device(commands)
+    _add_run(commands)
+    _add_status(commands)
+
+
+def _sub(commands: Subparsers, name: str, help: str, example: str, **more: Any) -> argparse.ArgumentParser:
+    return commands.add_parser(
+        name, help=help, description=help[0].upper() + help[1:] + ".", epilog=f"examples:\n{example}",
+        formatter_class=argparse.RawDescriptionHelpFormatter, **more,
+    )  # fmt: skip
+
+
+def _add_keys(commands: Subparsers) -> None:
+    parser = _sub(
+        commands, "keys", "make the keys of a fleet, or of further devices",
+        "  strata fleet keys keys --host 192.168.1.10 --host fleet.local --devices pi-1,pi-2,laptop\n"
+        "  strata fleet keys keys --devices 2",
+    )  # fmt: skip
+    parser.add_argument("folder", metavar="DIR", type=Path, help="the key folder: new, or one that this command made")
+    parser.add_argument(
+        "--host", action="append", metavar="NAME/IP",
+        help="under which devices reach the server; several, or a comma list (this machine's own names always count)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--devices", action="append", metavar="N|NAMES", help="how many devices to add, or their names (a,b,c)"
+    )
+    parser.add_argument("--renew", action="store_true", help="make another server certificate (--host: other names)")
+    parser.set_defaults(func=keys)
+
+
+def _add_server(commands: Subparsers) -> None:
+    parser = _sub(
+        commands, "server", "run the fleet's server",
+        "  strata fleet server --keys keys\n  strata fleet server --insecure --port 9000",
+    )  # fmt: skip
+    _add_security(parser, "the folder that `strata fleet keys` made")
+    parser.add_argument("--host", metavar="IP", help="listen here (default: everywhere; 127.0.0.1 with --insecure)")
+    parser.add_argument("--port", type=int, metavar="N", help="one port for everything (default 8477)")
+    parser.add_argument(
+        "--data-dir", metavar="DIR", type=Path,
+        help="keep the log and the lists of runs and devices here, over restarts (default: in memory)",
+    )  # fmt: skip
+    parser.set_defaults(func=server)
+
+
+def _add_device(commands: Subparsers) -> None:
+    parser = _sub(
+        commands, "device", "make this machine a device of the fleet",
+        "  strata fleet device --server 192.168.1.10:8477 --keys pi-1 --budget 64MiB --data folder:32 --data-dir pics\n"
+        "  strata fleet device --server localhost:8477 --keys keys --name pi-1 --budget 64MiB --data digits --part 0/3",
+    )  # fmt: skip
+    parser.add_argument("--server", required=True, metavar="HOST:PORT", help="where the server is")
+    _add_security(parser, "this device's folder of keys (or the whole key folder, with --name)")
+    parser.add_argument("--name", metavar="NAME", help="of this device (default: its key folder's)")
+    parser.add_argument("--budget", metavar="SIZE", help="memory for training, e.g. 64MiB (default: what is free here)")
+    parser.add_argument("--data", metavar="NAME", default="digits", help="see `strata data` (default digits)")
+    parser.add_argument("--data-dir", metavar="DIR", help="where the data is on disk")
+    parser.add_argument("--part", metavar="I/N", help="only part I of N (from 0) of the data: to try things out")
+    parser.add_argument(
+        "--partition", metavar="P", help="how --part splits: iid (default), dirichlet:0.1, shards:2 ..."
+    )
+    parser.add_argument("--split-seed", type=int, metavar="N", help="of that split (default 0)")
+    parser.add_argument(
+        "--hold-out", type=float, default=0.0, metavar="SHARE", help="of its data, to evaluate on (default 0)"
+    )
+    parser.add_argument("--deadline", type=float, metavar="S", help="give up a task after this many seconds")
+    parser.add_argument(
+        "--cache", metavar="DIR", help="for frozen layers and logs (default ~/.cache/strata/fleet/NAME)"
+    )
+    parser.add_argument(
+        "--model", action="append", metavar="PACKAGE.MODULE:CALLABLE",
+        help="a model of yours that this device agrees to build; several (Strata's own networks always count)",
+    )  # fmt: skip
+    parser.add_argument("--no-hard-limit", action="store_true", help="do not let the system enforce the budget")
+    parser.add_argument(
+        "--no-wait", action="store_true", help="fail when the server cannot be reached, instead of waiting"
+    )
+    parser.set_defaults(func=device)
+
+
+def _add_run(commands: Subparsers) -> None:
+    from strata.cli.run import add_run_arguments
+
+    parser = _sub(
+        commands, "run", "train on the fleet that is connected to a server",
+        "  strata fleet run --keys keys --model resnet20 --method slt --rounds 100 --per-round 3 --out /srv/runs/a\n"
+        "  strata fleet run --keys keys --out /srv/runs/a --resume",
+        conflict_handler="resolve",
+    )  # fmt: skip
+    add_run_arguments(parser)
+    for option, reason in NOT_HERE.items():
+        parser.add_argument(option, action=_NotHere, const=reason, help=argparse.SUPPRESS)
+    group = parser.add_argument_group("this run")
+    _add_server_access(group)
+    group.add_argument("--method", metavar="NAME", help="see `strata methods` (default slt)")
+    group.add_argument("--seed", type=int, metavar="N", help="everything random follows from it (default 0)")
+    group.add_argument(
+        "--out", metavar="DIR", help="the run folder, on the server: new, or with --resume one to continue"
+    )
+    group.add_argument("--resume", action="store_true", help="continue the run in --out")
+    group.add_argument("--wait-for", type=int, default=1, metavar="N", help="devices to wait for at first (default 1)")
+    group.add_argument("--wait", type=float, default=600.0, metavar="S", help="at most so many seconds (default 600)")
+    group.add_argument(
+        "--deadline", dest="answer_deadline", type=float, metavar="S", help="for a device's answer, in seconds"
+    )
+    group.add_argument("--evaluation", choices=("server", "devices"), default="server",
+                       help="on the server's test data (default) or on what devices hold out")  # fmt: skip
+    group.add_argument("--levels", type=int, default=4, metavar="N", help="at most so many memory levels (default 4)")
+    group.add_argument("--workers", type=int, default=0, metavar="N", help="of the server, for evaluation (default 0)")
+    parser.set_defaults(func=run)
+
+
+def _add_status(commands: Subparsers) -> None:
+    parser = _sub(commands, "status", "show the fleet's devices and runs", "  strata fleet status --keys keys --json")
+    _add_server_access(parser)
+    parser.add_argument("--json", action="store_true", help="as JSON on stdout")
+    parser.set_defaults(func=status)
+
+
+def _add_server_access(parser: Any) -> None:
+    parser.add_argument("--server", default="localhost:8477", metavar="HOST:PORT", help="default localhost:8477")
+    _add_security(parser, "the key folder, or one with its ca.pem and operator.token")
+
+
+def _add_security(parser: Any, keys: str) -> None:
+    parser.add_argument("--keys", metavar="DIR", type=Path, help=keys)
+    parser.add_argument("--insecure", action="store_true", help="plain text, without keys; on this machine only")
+
+
+class _NotHere(argparse.Action):
+    """An option of `strata run` that means nothing here says so."""
+
+    def __init__(self, option_strings: Sequence[str], dest: str, const: str, **rest: Any) -> None:
+        super().__init__(option_strings, dest, nargs="?", const=const, default=None, help=rest.get("help"))
+
+    def __call__(
+        self, parser: argparse.ArgumentParser, namespace: Any, values: Any, option: str | None = None
+    ) -> NoReturn:
+        parser.exit(2, f"strata fleet run: {option} is not for real fleets: {self.const}\n")
+
+
+# --- what the commands do --------------------------------------------------------------------------------
+
+
+def say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def keys(args: argparse.Namespace) -> None:
+    from strata.fleet.keys import make_keys
+    from strata.fleet.telling import what_goes_where
+
+    made = make_keys(args.folder.expanduser(), split_list(args.host), split_list(args.devices), args.renew)
+    print(what_goes_where(made))
+
+
+def server(args: argparse.Namespace) -> int:
+    from strata.fleet.addresses import DEFAULT_PORT, parse_address
+    from strata.fleet.server import serve
+
+    host = args.host or ("127.0.0.1" if args.insecure else "0.0.0.0")
+    address = parse_address(f"[{host}]:{DEFAULT_PORT if args.port is None else args.port}")
+    return serve(address, args.keys, insecure=args.insecure, data_dir=args.data_dir, say=say)
+
+
+def device(args: argparse.Namespace) -> int:
+    from strata.engines.flower.settings import DeviceSettings
+    from strata.fleet.addresses import parse_address
+    from strata.fleet.device import work
+    from strata.fleet.keys import device_keys
+
+    own = None
+    if not args.insecure:
+        if args.keys is None:
+            raise BadInput(
+                "give --keys with this device's keys (or --insecure for a plain-text server on this machine)"
+            )
+        own = device_keys(args.keys.expanduser(), args.name)
+    name = args.name or (own.name if own else None)
+    if name is None:
+        raise BadInput("give --name with this device's name: there are no keys to take it from")
+    index, count = _part(args.part)
+    if args.part is None and (args.partition or args.split_seed is not None):
+        raise BadInput("--partition and --split-seed say how --part splits the data: give --part I/N too")
+    settings = DeviceSettings(
+        name=name, budget=None if args.budget is None else parse_bytes(args.budget), data=args.data,
+        data_dir=None if args.data_dir is None else str(Path(args.data_dir).expanduser().absolute()),
+        partition=None if args.part is None else args.partition or "iid", index=index, devices=count,
+        seed=args.split_seed or 0, hold_out=args.hold_out, deadline=args.deadline,
+        cache=None if args.cache is None else str(Path(args.cache).expanduser().absolute()),
+        models=tuple(args.model or ()), hard_limit=not args.no_hard_limit,
+    )  # fmt: skip
+    return work(settings, parse_address(args.server), own, say=say, wait=not args.no_wait)
+
+
+def _part(text: str | None) -> tuple[int, int]:
+    if text is None:
+        return 0, 1
+    index, _, count = text.partition("/")
+    if not (index.isdigit() and count.isdigit()):
+        raise BadInput(f"--part is written I/N, such as 0/3 for the first of three, not {text!r}")
+    return int(index), int(count)
+
+
+def run(args: argparse.Namespace) -> int:
+    from strata.fleet.submitting import run_settings, submit
+    from strata.fleet.telling import close
+
+    if args.out is None:
+        raise BadInput("give --out DIR, the run folder on the server")
+    access = _access(args)
+    settings = run_settings(args, access.address.loopback)
+    ending = submit(settings, access, show=(lambda _: None) if args.quiet else _show, say=say)
+    return close(ending, settings, args.json, access.address.loopback)
+
+
+def _show(text: str) -> None:
+    sys.stderr.write(text)
+    sys.stderr.flush()
+
+
+def status(args: argparse.Namespace) -> None:
+    from strata.fleet.status import look
+    from strata.fleet.telling import show_status
+
+    state = look(_access(args))
+    if args.json:
+        print(json.dumps(state.to_json(), indent=2))
+    else:
+        show_status(state)
+
+
+def _access(args: argparse.Namespace) -> Access:
+    from strata.fleet.addresses import parse_address
+    from strata.fleet.control import Access
+
+    return Access.of(parse_address(args.server), args.keys, args.insecure)

@@ -1,0 +1,142 @@
+"""`strata fleet run`: hand a run to the server, follow it, and say how it ended."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from strata.engines.flower.settings import KEY, RunSettings
+from strata.errors import BadInput
+from strata.fleet.addresses import Unreachable
+from strata.fleet.app import bundle, bundle_hash
+from strata.fleet.children import Signals, Stopped
+from strata.fleet.control import Access, connect
+
+PAUSE = 2.0  # seconds before looking for a server that has gone
+GONE = 120.0  # seconds after which it is given up
+
+
+@dataclass(frozen=True)
+class Ending:
+    run_id: int
+    status: str  # completed, failed, stopped or lost
+    details: str
+
+    @property
+    def code(self) -> int:
+        return {"completed": 0, "stopped": 130}.get(self.status, 1)
+
+
+def run_settings(args: argparse.Namespace, local: bool) -> RunSettings:
+    """From the command line. `local`: the server is this machine, so its folders are ours."""
+    from strata.cli.run import given
+    from strata.federation.request import Request, jsonable
+
+    out = Path(args.out).expanduser()
+    if not local and not out.is_absolute():
+        raise BadInput(f"--out is a folder on the server, so give its whole path there, not {args.out!r}")
+    out = out.absolute()
+    asked = given(args)
+    if args.resume:
+        request = Request.of_folder(out, asked) if local else Request(**asked)
+    else:
+        request = Request(**asked)
+    return RunSettings(
+        request=jsonable(request), out=str(out), resume=args.resume, minimum=args.wait_for, wait=args.wait,
+        deadline=args.answer_deadline, evaluation=args.evaluation, workers=args.workers, levels=args.levels,
+    )  # fmt: skip
+
+
+def submit(settings: RunSettings, access: Access, *, show: Callable[[str], None], say: Callable[[str], None]) -> Ending:
+    """`show` takes the server app's output as it comes, `say` what happens to the run."""
+    with Signals():
+        with connect(access) as client:
+            run_id = _start(client, settings)
+        say(f"run {run_id} is with the server at {access.address}; Ctrl-C stops it")
+        try:
+            return _follow(access, run_id, show, say)
+        except Stopped:
+            say(f"stopping run {run_id}")
+            return _stop(access, run_id)
+
+
+def _start(client: Any, settings: RunSettings) -> int:
+    from flwr.common.config import parse_config_args
+    from flwr.common.serde import fab_to_proto, user_config_to_proto
+    from flwr.proto.control_pb2 import StartRunRequest
+    from flwr.supercore.fab import Fab
+
+    config = parse_config_args([settings.to_argument()])
+    assert set(config) == {KEY}
+    answer = client.StartRun(
+        StartRunRequest(
+            fab=fab_to_proto(Fab(bundle_hash(), bundle(), {})), override_config=user_config_to_proto(config)
+        )
+    )
+    if not answer.HasField("run_id"):
+        raise BadInput("the server did not take the run: see its log")
+    return int(answer.run_id)
+
+
+def _follow(access: Access, run_id: int, show: Callable[[str], None], say: Callable[[str], None]) -> Ending:
+    """The server app's output until the run has ended. A connection that breaks is made again."""
+    from flwr.proto.control_pb2 import StreamLogsRequest
+
+    latest = 0.0
+    away_since: float | None = None
+    while True:
+        try:
+            with connect(access) as client:
+                if away_since is not None:
+                    say("the server is back")
+                    away_since = None
+                with _closing(client.StreamLogs(StreamLogsRequest(run_id=run_id, after_timestamp=latest))) as stream:
+                    for part in stream:
+                        show(part.log_output)
+                        latest = max(latest, part.latest_timestamp)
+                ending = outcome(client, run_id)
+                if ending is not None:
+                    return ending
+        except BadInput as error:
+            now = time.monotonic()
+            if away_since is None:
+                away_since = now
+                say(f"{error}; waiting for it" if isinstance(error, Unreachable) else str(error))
+            elif now - away_since > GONE:
+                return Ending(run_id, "lost", f"the server has not answered for {GONE:.0f} s; last: {error}")
+        time.sleep(PAUSE)
+
+
+def outcome(client: Any, run_id: int) -> Ending | None:
+    """How the run ended; None while it goes on."""
+    from flwr.proto.control_pb2 import ListRunsRequest
+
+    run = client.ListRuns(ListRunsRequest(run_id=run_id)).run_dict[run_id]
+    if run.status.status != "finished":
+        return None
+    return Ending(run_id, run.status.sub_status, run.status.details)
+
+
+def _stop(access: Access, run_id: int) -> Ending:
+    from flwr.proto.control_pb2 import StopRunRequest
+
+    try:
+        with connect(access) as client:
+            if outcome(client, run_id) is None:
+                client.StopRun(StopRunRequest(run_id=run_id))
+            return outcome(client, run_id) or Ending(run_id, "stopped", "")
+    except BadInput as error:
+        return Ending(run_id, "lost", f"the run could not be stopped: {error}")
+
+
+@contextlib.contextmanager
+def _closing(stream: Any) -> Iterator[Any]:
+    try:
+        yield stream
+    finally:
+        stream.close()
