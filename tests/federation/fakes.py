@@ -46,6 +46,11 @@ class RowCut:
     def extract(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
         return {name: state[name][list(rows)].clone() for name, rows, _ in self.rows}
 
+    def scatter(self, state: dict[str, Tensor], update: Mapping[str, Tensor]) -> None:
+        for name, rows, _ in self.rows:
+            if name in update:
+                state[name][list(rows)] = update[name]
+
     def scatter_add(
         self, sums: dict[str, Tensor], counts: dict[str, Tensor], update: Mapping[str, Tensor], weight: float = 1
     ) -> None:
