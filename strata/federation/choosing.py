@@ -49,12 +49,13 @@ def method_named(
     return create(name, graph, constraints=scales or (1.0,), seed=seed, **options)
 
 
-def check_levels(name: str, constraints: Sequence[float], budgets: Sequence[int | str]) -> None:
+def check_levels(name: str, constraints: Sequence[float], budgets: Sequence[int | str], needed: bool = True) -> None:
+    """`needed` False: what devices can hold may still be unknown, as before a fleet of real ones has reported."""
     if name not in METHODS:
         raise BadInput(f"there is no method {name!r}: choose one of {', '.join(METHODS)}")
     if constraints and budgets:
         raise BadInput("give either a constraint or a budget, not both")
-    if not (constraints or budgets) and name != "fedavg":
+    if needed and not (constraints or budgets) and name != "fedavg":
         raise BadInput(
             f"{name} needs to know what a device can hold: give a constraint, such as 0.25, or a budget, such as 24MiB"
         )

@@ -87,7 +87,7 @@ class Request:
     compile: bool = False
 
     def __post_init__(self) -> None:
-        check_levels(self.method, self.constraints, self.budgets)
+        check_levels(self.method, self.constraints, self.budgets, needed=False)
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -205,6 +205,7 @@ def launch(
     ray: Ray | None = None,
 ) -> Result:
     """The run that was asked for. Workers prepare themselves while the plan is made."""
+    check_levels(request.method, request.constraints, request.budgets)
     if not resume:
         _refuse_used(out)
     elif all((out / name).exists() for name in ("summary.json", "model.safetensors")):  # written last, in this order

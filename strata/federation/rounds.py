@@ -47,6 +47,7 @@ class RoundSettings:
     robust: Robust | None = None
     privacy: Privacy | None = None
     recomputed_flops: Callable[[Cut], int] | None = None  # per sample, that activation checkpointing adds
+    adjusted: Callable[[Method, int], Method] | None = None  # the method for this attempt at a round: levels may change
 
     def __post_init__(self) -> None:
         if self.per_round < 1:
@@ -105,7 +106,8 @@ def play(
     """The state after the next round, and its costs. `flops`: per training sample of a task."""
     round, tally = state.round, Tally()
     for attempt in range(ATTEMPTS):
-        mean, cuts = _attempt(state, method, settings, engine, flops, log, attempt, tally)
+        assigning = settings.adjusted(method, round) if settings.adjusted else method
+        mean, cuts = _attempt(state, assigning, settings, engine, flops, log, attempt, tally)
         if mean.updates >= settings.needed:
             break
         reasons = Counter(tally.dropped[device] for device in cuts if device in tally.dropped)

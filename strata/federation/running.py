@@ -55,6 +55,7 @@ def run(
     tensorboard: bool = False,
     mlflow: bool = False,
     request: Mapping[str, Any] | None = None,
+    adjusted: Callable[[Method, int], Method] | None = None,
     **options: Any,
 ) -> Result:
     """Trains `model` over the fleet by `method` into the folder `out`.
@@ -62,7 +63,8 @@ def run(
     `method` is such as strata.SLT(plan), or a name with a `constraint` (0.25) or `budget` ("24 MiB"; several: levels).
     `options` are those of `Options` (per_round, seed, lr, quorum, dropout, ...). `resume=True` continues in `out` to
     the bits of a run that never stopped. `workers=0` does all work in this process, `engine=Ray(...)` on a Ray cluster
-    (strata.engines.ray). The model itself is not changed.
+    (strata.engines.ray). `adjusted` gives the method for each attempt at a round (a fleet's devices may change level).
+    The model itself is not changed.
     """
     if os.environ.get(IN_WORKER):
         raise BadInput("strata.run was called while a worker process imported your script: put the call under "
@@ -91,7 +93,7 @@ def run(
         lambda round: cosine(round, checked.rounds, checked.lr, checked.lr_end),
         checked.seed, training.epochs, checked.weighted, checked.server, checked.norm_bound,
         None if alone else lambda jobs: _together(method.graph, jobs, training), checked.robust, checked.privacy,
-        recomputed_flops(method.graph, training),
+        recomputed_flops(method.graph, training), adjusted,
     )  # fmt: skip
     if checked.privacy:
         _check_privacy(method, checked)
