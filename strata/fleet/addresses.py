@@ -131,6 +131,12 @@ def _context(authority: Path) -> ssl.SSLContext:
 
 
 def _need_plain(connection: socket.socket, address: Address) -> None:
-    connection.sendall(b"GET /health HTTP/1.0\r\nHost: localhost\r\n\r\n")
-    if not connection.recv(16).startswith(b"HTTP/"):
-        raise BadInput(f"the server at {address} speaks TLS: leave --insecure out and give --keys")
+    try:
+        connection.sendall(b"GET /health HTTP/1.0\r\nHost: localhost\r\n\r\n")
+        answer = connection.recv(16)
+    except ConnectionError:
+        answer = b""
+    if not answer.startswith(b"HTTP/"):
+        raise BadInput(
+            f"{address} gives no answer in plain text: if it speaks TLS, leave --insecure out and give --keys"
+        )

@@ -5,7 +5,7 @@ every request. Through the control interface anybody could register a key or sta
 through the runtime interface anybody could take the server app's work. So in front of them:
     /v1/fleet/    anybody: Flower checks the device's signature
     /health       anybody
-    /v1/control/  whoever shows the operator's token
+    /v1/control/  whoever shows the operator's token, and of it only what `strata fleet` needs
     /v1/runtime/  this machine, where the server app runs
     the rest      nobody
 """
@@ -16,6 +16,11 @@ import hmac
 import ipaddress
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
+
+CONTROL = frozenset(
+    f"/v1/control/{call}"
+    for call in ("start-run", "stop-run", "list-runs", "stream-logs", "list-nodes", "register-node", "unregister-node")
+)
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -46,7 +51,7 @@ class Guard:
         path = str(scope["path"])
         if path == "/health" or path.startswith("/v1/fleet/"):
             return True
-        if path.startswith("/v1/control/"):
+        if path in CONTROL:
             return self.token is None or self._shows_token(scope)
         return path.startswith("/v1/runtime/") and _same_machine(scope)
 

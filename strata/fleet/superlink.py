@@ -1,5 +1,7 @@
 """The server's process: `python -m strata.fleet.superlink ...` is flower-superlink with the guard before its door.
 
+It starts Strata's own app and no other: the operator's token is no right to run code here.
+
 The operator's token comes by the environment variable STRATA_OPERATOR_TOKEN, which is taken out again at once:
 the server app's process has no use for it.
 """
@@ -21,9 +23,20 @@ def main() -> None:
     be_quiet()
     token = os.environ.pop(TOKEN, None)
     import uvicorn
+    from flwr.supercore.error import ApiErrorCode, FlowerError
     from flwr.superlink import extensions
     from flwr.superlink.cli.flower_superlink import flower_superlink
+    from flwr.superlink.servicer.control import control_handlers
     from starlette.middleware import Middleware
+
+    from strata.fleet.app import bundle
+
+    start_run = control_handlers.start_run
+
+    def start_strata(request: Any, *arguments: Any, **named: Any) -> Any:
+        if request.app_spec or request.fab.content != bundle():
+            raise FlowerError(ApiErrorCode.INVALID_APP_SPEC, "This server runs Strata's own app and no other.")
+        return start_run(request, *arguments, **named)
 
     theirs = extensions.get_middleware
 
@@ -35,6 +48,7 @@ def main() -> None:
     def without_access_log(**settings: Any) -> None:  # devices ask for work every three seconds
         serve(**{**settings, "access_log": False, "forwarded_allow_ips": "127.0.0.1"})
 
+    control_handlers.start_run = start_strata
     extensions.get_middleware = with_guard  # Flower's own hook for what comes first at the door
     uvicorn.run = without_access_log  # type: ignore[assignment]
     flower_superlink()

@@ -1,0 +1,86 @@
+"""The real commands as processes, each ended by its own process id."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+PATIENCE = 180.0  # seconds; the machine may be very busy
+
+
+def free_port() -> int:
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        return int(server.getsockname()[1])
+
+
+class Command:
+    """`strata ...` with its output in a file."""
+
+    def __init__(self, folder: Path, *arguments: str, prefix: Sequence[str] = ()) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self.output = folder / f"{time.monotonic_ns()}.out"
+        with self.output.open("wb") as output:
+            self.process = subprocess.Popen(
+                [*prefix, sys.executable, "-m", "strata", *arguments], stdout=output, stderr=subprocess.STDOUT,
+                cwd=folder, env={**os.environ, "OMP_NUM_THREADS": "1"}, start_new_session=True,
+            )  # fmt: skip
+
+    def text(self) -> str:
+        return self.output.read_text(errors="replace")
+
+    def wait_for(self, text: str, seconds: float = PATIENCE) -> None:
+        deadline = time.monotonic() + seconds
+        while text not in self.text():
+            if self.process.poll() is not None and text not in self.text():
+                raise AssertionError(f"ended with {self.process.returncode} before {text!r}:\n{self.text()}")
+            if time.monotonic() > deadline:
+                raise AssertionError(f"no {text!r} in {seconds} s:\n{self.text()}")
+            time.sleep(0.1)
+
+    def wait(self, seconds: float = PATIENCE) -> int:
+        return self.process.wait(seconds)
+
+    def stop(self, number: int = signal.SIGTERM) -> int:
+        if self.process.poll() is None:
+            self.process.send_signal(number)
+        try:
+            return self.process.wait(60)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            raise
+
+
+def strata(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "strata", *arguments], cwd=cwd, capture_output=True, text=True, timeout=PATIENCE
+    )
+
+
+def descendants(pid: int) -> list[int]:
+    """All processes below this one (Linux)."""
+    found: list[int] = []
+    for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
+        found += [int(child), *descendants(int(child))]
+    return found
+
+
+def alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def wait_until_gone(pids: Sequence[int], seconds: float = 60.0) -> list[int]:
+    """Those that are still there at the end."""
+    deadline = time.monotonic() + seconds
+    while (left := [pid for pid in pids if alive(pid)]) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    return left

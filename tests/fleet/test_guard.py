@@ -1,0 +1,75 @@
+"""Who may call what on the server's one port."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from strata.fleet.guard import Guard
+
+HERE, OWN, THERE = ("127.0.0.1", 5), ("192.168.1.10", 5), ("192.168.1.66", 5)
+SERVER = ("192.168.1.10", 8477)
+RIGHT, WRONG = "Bearer sesame", "Bearer sesam"
+
+
+def status(path: str, client: tuple[str, int] | None, *authorization: str, token: str | None = "sesame") -> int:
+    answers: list[dict[str, Any]] = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+
+    async def send(message: Any) -> None:
+        answers.append(message)
+
+    async def receive() -> Any:
+        raise AssertionError("nothing is read of a request that is refused")
+
+    headers = [(b"authorization", value.encode()) for value in authorization]
+    scope = {"type": "http", "path": path, "client": client, "server": SERVER, "headers": headers}
+    asyncio.run(Guard(app, token)(scope, receive, send))
+    return int(answers[0]["status"])
+
+
+@pytest.mark.parametrize("client", [HERE, OWN, THERE, None])
+def test_devices_and_health_from_anywhere(client: Any) -> None:
+    assert status("/v1/fleet/pull-messages", client) == status("/health", client) == 200
+
+
+@pytest.mark.parametrize("call", ["start-run", "register-node", "list-nodes"])
+def test_control_needs_the_token_even_here(call: str) -> None:
+    path = f"/v1/control/{call}"
+    assert status(path, THERE, RIGHT) == status(path, HERE, RIGHT) == 200
+    for client in (HERE, THERE):
+        assert status(path, client) == status(path, client, WRONG) == status(path, client, RIGHT, RIGHT) == 401
+    assert status(path, HERE, "sesame") == status(path, HERE, "") == 401
+
+
+@pytest.mark.parametrize("call", ["add-app", "start-automation", "begin-connector-oauth", "create-federation"])
+def test_the_rest_of_control_is_closed(call: str) -> None:
+    assert status(f"/v1/control/{call}", HERE, RIGHT) == 401
+
+
+def test_the_runtime_is_for_this_machine() -> None:
+    path = "/v1/runtime/acquire-task"
+    assert status(path, HERE) == status(path, ("::1", 5)) == status(path, ("::ffff:127.0.0.1", 5)) == 200
+    assert status(path, OWN) == 200  # a server that listens on one address calls itself there
+    assert status(path, THERE) == status(path, THERE, RIGHT) == status(path, None) == status(path, ("evil", 5)) == 401
+
+
+@pytest.mark.parametrize("path", ["/docs", "/openapi.json", "/", "/v1/fleet", "/v2/control/start-run", "//v1/fleet/x"])
+def test_nothing_else(path: str) -> None:
+    assert status(path, HERE, RIGHT) == 401
+
+
+def test_a_plain_server_asks_for_no_token() -> None:
+    assert status("/v1/control/start-run", HERE, token=None) == 200
+    assert status("/v1/control/add-app", HERE, token=None) == 401
+
+
+def test_websockets_are_dropped() -> None:
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        raise AssertionError
+
+    asyncio.run(Guard(app, None)({"type": "websocket", "path": "/v1/fleet/x"}, app, app))  # type: ignore[arg-type]
