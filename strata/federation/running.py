@@ -201,7 +201,7 @@ def _check_privacy(method: Method, options: Options) -> None:
     if method.graph.buffer_names and not options.validation:
         raise BadInput(
             "this model has batch norm, whose statistics must not come from the devices' images under differential "
-            "privacy: give validation (a share, such as 0.05), images that the server keeps and takes them from"
+            "privacy: give --validation SHARE (in Python, validation=0.05), images that the server keeps for itself"
         )
     Reach.of(method, 0, options.devices)
 
