@@ -32,7 +32,7 @@ bench: $(STAMP)
 	$(BIN)/python -m benchmarks.run_all
 
 docs: $(STAMP)
-	$(BIN)/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 	@echo "open site/index.html"
 
 clean:
