@@ -1,0 +1,160 @@
+"""Who is in the fleet. A device is its name; the node id under which Flower knows it changes when it restarts."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from typing import Any
+
+from strata.engines.flower import codec
+from strata.engines.flower.post import Answer, Post, names, plain
+from strata.engines.flower.settings import NAME
+from strata.errors import BadInput
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Device:
+    """What a device says of itself."""
+
+    name: str
+    node: int
+    budget: int
+    limit: int
+    baseline: int
+    samples: int
+    held: int
+    classes: int
+    present: tuple[int, ...]
+    input: tuple[int, ...]
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    augmentation: str
+    structure: str
+    versions: dict[str, str]
+    holds: frozenset[str]
+
+    @classmethod
+    def of(cls, node: int, meta: dict[str, Any]) -> Device:
+        """Malformed where it makes no sense."""
+        try:
+            device = cls(
+                name=meta["name"], node=node, **{key: _count(meta[key]) for key in
+                ("budget", "limit", "baseline", "samples", "held", "classes")},
+                present=tuple(map(_count, meta["present"])), input=tuple(map(_count, meta["input"])),
+                mean=tuple(map(_number, meta["mean"])), std=tuple(map(_number, meta["std"])),
+                augmentation=plain(meta["augmentation"], 64), structure=plain(meta["structure"], 64),
+                versions={plain(k, 32): plain(v, 64) for k, v in meta["versions"].items()},
+                holds=digests(meta["holds"]),
+            )  # fmt: skip
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise codec.Malformed(f"it does not say what it has ({type(error).__name__}: {error})") from None
+        if not isinstance(device.name, str) or not NAME.fullmatch(device.name):
+            raise codec.Malformed("it has no proper name")
+        if device.samples < 1 or device.budget < 1 or device.classes < 1 or not device.input or 0 in device.input:
+            raise codec.Malformed("it has no samples, no memory or no classes")
+        return device
+
+
+def digests(values: Any) -> frozenset[str]:
+    if not isinstance(values, list) or len(values) > codec.MOST_TENSORS:
+        raise codec.Malformed("it does not say which layers it holds")
+    return frozenset(value for value in values if isinstance(value, str) and len(value) == 32)
+
+
+def _count(value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 1 << 62:
+        raise ValueError(f"{plain(value, 40)} is not a count")
+    return value
+
+
+def _number(value: Any) -> float:
+    number = float(value)
+    if not math.isfinite(number):
+        raise ValueError("not finite")
+    return number
+
+
+class Roster:
+    """Asks every node that connects what it has, once; admits it under its name."""
+
+    def __init__(self, post: Post, model: str, say: Say) -> None:
+        self._post, self._model, self._say = post, model, say
+        self.devices: dict[str, Device] = {}
+        self._known: dict[int, str] = {}  # node -> name, or why it is not used
+        self.expected: str | None = None  # the model's structure, once it is known
+        self.allowed: Collection[str] | None = None  # names, once the fleet is fixed
+
+    def refresh(self) -> None:
+        """Greets newcomers and forgets who left. `take` hears their answers."""
+        nodes = self._post.nodes()
+        for node in [node for node in self._known if node not in nodes]:
+            del self._known[node]
+            self._post.forget(node)
+        for name, device in list(self.devices.items()):
+            if device.node not in nodes:
+                del self.devices[name]
+                self._say(f"{name} is gone")
+        for node in sorted(nodes - set(self._known)):
+            if self._post.send(node, "hello", codec.encode({"what": "hello", "model": self._model})) is not None:
+                self._known[node] = ""
+
+    def take(self, answer: Answer) -> None:
+        """The answer to a greeting."""
+        node = answer.sent.node
+        try:
+            if answer.packet is None:
+                raise codec.Malformed(answer.error)
+            meta = answer.packet.meta
+            if meta.get("what") == "failure":
+                raise codec.Malformed(plain(meta.get("reason")))
+            self._admit(Device.of(node, meta))
+        except codec.Malformed as error:
+            self._known[node] = str(error)
+            self._say(f"a device (node {node}) is not used: {error}")
+
+    def _admit(self, device: Device) -> None:
+        name = device.name
+        if self.allowed is not None and name not in self.allowed:
+            raise codec.Malformed(f"{name} was not there when the run began; it can take part in the next one")
+        if self.expected is not None and device.structure != self.expected:
+            raise codec.Malformed(
+                f"{name} has a model of structure {device.structure} and the server {self.expected}: install the same "
+                "version of the model's package there"
+            )
+        other = self.devices.get(name)
+        if other is not None and other.node != device.node:
+            raise codec.Malformed(f"there is another device named {name}: names must differ")
+        self._known[device.node] = name
+        self.devices[name] = device
+        self._say(
+            f"{name} is here: {device.samples} samples, {device.budget} bytes for training, runtime "
+            f"{device.baseline} bytes, torch {device.versions.get('torch', '?')}"
+        )
+
+    def gather(self, minimum: int, wait: float, wanted: Collection[str] | None = None) -> None:
+        """Until `minimum` devices (of those `wanted`, if given) have said what they have, and nobody still speaks."""
+        until = time.monotonic() + wait
+        while True:
+            self._post.nodes(now=True)
+            self.refresh()
+            for answer in self._post.answers():
+                self.take(answer)
+            there = [name for name in self.devices if wanted is None or name in wanted]
+            if len(there) >= minimum and not self._post.open:
+                return
+            if time.monotonic() >= until:
+                if len(there) >= minimum:
+                    return
+                raise BadInput(
+                    f"{len(there)} of {minimum} devices were there after {wait:g} s ({names(sorted(there)) or 'none'})"
+                    f"{self._complaints()}: start the others, or ask for fewer"
+                )
+            self._post.pause()
+
+    def _complaints(self) -> str:
+        found = [text for text in self._known.values() if text and text not in self.devices]
+        return f"; not used: {'; '.join(found[:3])}" if found else ""
