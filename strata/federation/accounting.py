@@ -17,11 +17,10 @@ from typing import TYPE_CHECKING, Any
 
 from strata.errors import BadInput
 from strata.federation.files import said_plainly
-from strata.federation.privacy import Privacy, Reach
+from strata.federation.privacy import Privacy
 
 if TYPE_CHECKING:
     from strata.federation.rounds import RoundSettings
-    from strata.methods import Method
 
 GRID = 1e-3  # of the privacy loss; 1e-4 takes ten times as long and is lower by some percent where epsilon is small
 
@@ -78,11 +77,10 @@ class Account:
     ledger: Ledger | None
 
     @classmethod
-    def of(cls, settings: RoundSettings, method: Method, folder: Path) -> Account:
+    def of(cls, settings: RoundSettings, folder: Path) -> Account:
         privacy = settings.privacy
         assert privacy is not None
-        rate = Reach.of(method, 0, settings.fleet.devices).rate(settings.per_round)
-        return cls(privacy, rate, Ledger(folder) if privacy.seed is None else None)
+        return cls(privacy, settings.rate, Ledger(folder) if privacy.seed is None else None)
 
     def begin(self, round: int) -> None:
         if self.ledger:

@@ -72,14 +72,6 @@ class Reach:
 
     cuts: Mapping[Cut, int]
 
-    @property
-    def devices(self) -> int:
-        return sum(self.cuts.values())
-
-    def rate(self, per_round: int) -> float:
-        """The chance of each device, so that `per_round` are expected."""
-        return min(1.0, per_round / self.devices)
-
     @classmethod
     def of(cls, method: Method, round: int, devices: int) -> Reach:
         period = devices if method.period is None else min(method.period, devices)
@@ -101,9 +93,9 @@ class Reach:
 class PrivateSum:
     """The round's clipped changes, added in task order; `means` adds the noise, once."""
 
-    def __init__(self, state: Mapping[str, Tensor], reach: Reach, privacy: Privacy, per_round: int, round: int) -> None:
+    def __init__(self, state: Mapping[str, Tensor], reach: Reach, privacy: Privacy, rate: float, round: int) -> None:
         self._state, self._reach, self._privacy, self._round = state, reach, privacy, round
-        self._rate = reach.rate(per_round)
+        self._rate = rate  # the chance of each device to take part
         trained = {name for cut in reach.cuts for name in cut.trained}
         self.sums = {n: torch.zeros(t.shape, dtype=torch.float64) for n, t in state.items() if n in trained}
         self.updates = 0

@@ -63,6 +63,11 @@ class RoundSettings:
             raise BadInput(f"a median or trimmed mean needs {FEWEST} or more devices per round, not {self.per_round}")
 
     @property
+    def rate(self) -> float:
+        """The chance of each device in a round, the same throughout a run (only differential privacy samples so)."""
+        return self.per_round / self.fleet.devices
+
+    @property
     def needed(self) -> int:
         """Updates, or the round is redone. Under differential privacy it never is: who answered must not matter."""
         if self.privacy:
@@ -141,8 +146,8 @@ def _attempt(
     if settings.privacy:
         reach = Reach.of(method, round, fleet.devices)
         draws = settings.privacy.uniform(fleet.devices, "sampling", round)
-        devices = fleet.sample_each(draws, reach.rate(settings.per_round), method.can_train)
-        mean: Aggregate = PrivateSum(state.tensors, reach, settings.privacy, settings.per_round, round)
+        devices = fleet.sample_each(draws, settings.rate, method.can_train)
+        mean: Aggregate = PrivateSum(state.tensors, reach, settings.privacy, settings.rate, round)
     else:
         devices = fleet.sample(round, attempt, settings.per_round, tally.asked, method.can_train)
         if len(devices) < settings.needed:  # the fleet has no others: the same ones once more

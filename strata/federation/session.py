@@ -89,7 +89,7 @@ class Session:
         self.show.start(self.method.name, state.round, total)
         flops = flops_of_tasks(self.method, self.rounds.recomputed_flops)
         if self.rounds.privacy:
-            self.account = Account.of(self.rounds, self.method, folder.path)
+            self.account = Account.of(self.rounds, folder.path)
         try:
             while state.round < total:
                 began = time.monotonic()
