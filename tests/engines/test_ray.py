@@ -26,7 +26,7 @@ from strata.federation.request import Request
 from strata.federation.running import make_engine
 from tests.engines.programs import Broken, Echo
 from tests.engines.ray_programs import Held, Located
-from tests.engines.test_local import STATE, answers, eventually, is_running
+from tests.engines.test_local import answers, eventually, is_running
 from tests.federation import tiny
 
 pytest.importorskip("ray")
@@ -56,8 +56,9 @@ def engine_on(cluster: Any, program: Any, workers: int | None = None, gpus: floa
 
 
 class TestWorkers:
+    @staticmethod
     @pytest.fixture(scope="class")
-    def engine(self, cluster: Any) -> Iterator[Any]:
+    def engine(cluster: Any) -> Iterator[Any]:
         program = Located()
         grey = torch.arange(1 << 20, dtype=torch.uint8).view(1024, 1, 1024).expand(-1, 3, -1)
         program.held = {"big": torch.arange(1 << 18, dtype=torch.float32), "grey": grey}
@@ -120,6 +121,18 @@ def test_leaving_a_cluster_that_others_started_does_not_end_it(cluster: Any) -> 
     second.close()
     with pytest.raises(BadInput, match="no node with 1 CPU and 2 GPU"):
         engine_on(cluster, Echo(), gpus=2)
+
+
+def test_a_cluster_that_others_fill_is_not_waited_for_without_end(cluster: Any) -> None:
+    first = engine_on(cluster, Echo())
+    second = engine_on(cluster, Echo(), patience=2.0)  # in the same process: one connection for both
+    assert answers(first, [("add", 0.0)]) == [3.0]
+    while not all(member.is_ready for member in first._pool.members):  # both CPUs are taken
+        answers(first, [("add", 0.0)])
+    with pytest.raises(EngineFailed, match="had room for a worker in 2 s"):
+        answers(second, [("add", 0.0)])
+    first.close()
+    second.close()
 
 
 def test_a_program_that_does_not_start_is_no_devices_fault(cluster: Any) -> None:
@@ -193,16 +206,31 @@ def test_a_node_that_joins_is_used_and_one_that_is_killed_in_mid_round_costs_no_
     assert tiny.bits(tmp_path / "local") == tiny.bits(tmp_path / "ray")
 
 
+def marked(mark: str) -> list[int]:
+    """The processes that have it in their environment."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/environ"):
+        try:
+            if mark.encode() in path.read_bytes() and is_running(int(path.parent.name)):
+                found.append(int(path.parent.name))
+        except OSError:
+            continue
+    return found
+
+
 def test_without_an_address_a_cluster_is_started_and_ended_and_a_run_may_change_its_engine(tmp_path: Path) -> None:
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
-    command = [sys.executable, "-m", "strata", *DIGITS, "--json"]
-    own = subprocess.Popen([*command, "--engine", "ray", "--workers", "1", "--out", "two"], cwd=tmp_path,
-                           env=environment, stdout=subprocess.PIPE, text=True)  # fmt: skip
-    assert eventually((tmp_path / "two/metrics.jsonl").exists, 300)
-    own.send_signal(signal.SIGINT)
-    out, _ = own.communicate(timeout=300)
-    assert own.returncode in (130, 0)
-    assert main([*DIGITS, "--workers", "0", "--out", str(tmp_path / "one")]) == 0
+    mark, digits = f"STRATA_TEST={tmp_path}", [*DIGITS, "--rounds", "12"]
+    nowhere = {"RAY_ADDRESS": "127.0.0.1:1", "STRATA_TEST": str(tmp_path)}  # it does not go where others point
+    own = subprocess.Popen(
+        [sys.executable, "-m", "strata", *digits, "--engine", "ray", "--workers", "1", "--out", "two"], cwd=tmp_path,
+        env={**os.environ, **nowhere, "PYTHONPATH": str(Path(__file__).parents[2])}, stdout=subprocess.PIPE, text=True,
+        start_new_session=True,
+    )  # fmt: skip
+    assert eventually((tmp_path / "two/metrics.jsonl").exists, 300) and len(marked(mark)) > 3
+    os.killpg(own.pid, signal.SIGINT)  # as a terminal does
+    assert own.communicate(timeout=300)[0] == "" and own.returncode == 130
+    assert eventually(lambda: not marked(mark), 120)
+    assert main([*digits, "--workers", "0", "--out", str(tmp_path / "one")]) == 0
     assert main(["run", "--resume", str(tmp_path / "two"), "--workers", "0", "--quiet"]) == 0
     assert tiny.bits(tmp_path / "one") == tiny.bits(tmp_path / "two")
 

@@ -1,4 +1,4 @@
-"""FlowerEngine: jobs out to real devices, outcomes back as they arrive. What is decided about them is decided elsewhere.
+"""FlowerEngine: jobs out to real devices, outcomes back as they arrive. It decides nothing about the model.
 
 Training goes to the device of each job. Evaluation stays on the server where it has data; otherwise every device
 evaluates on what it holds out (surveying.py).
@@ -234,12 +234,12 @@ class FlowerEngine:
 
 def update_of(packet: codec.Packet) -> Update:
     """As the device says; federation/checking believes none of it."""
-    meta = packet.meta
-    loss = meta.get("loss")
+    said: Any = packet.meta.get
+    loss = said("loss")
     return Update(
-        round=meta.get("round"), device=meta.get("device"), tensors=packet.tensors(), samples=meta.get("samples"),
-        loss=math.nan if loss is None else loss, peak_bytes=meta.get("peak_bytes"), cut_hash=meta.get("cut"),
-    )  # type: ignore[arg-type]  # fmt: skip
+        round=said("round"), device=said("device"), tensors=packet.tensors(), samples=said("samples"),
+        loss=math.nan if loss is None else loss, peak_bytes=said("peak_bytes"), cut_hash=said("cut"),
+    )  # fmt: skip
 
 
 def _plain(value: Any) -> Any:

@@ -70,7 +70,7 @@ class Assignment:
 
 
 def per_device(method: Method, base: Method, levels: Sequence[int]) -> Method:
-    """`method` with a level of its own for each device, in order. `base` was made for the distinct levels, ascending."""
+    """`method` with a level for each device, in order. `base` was made for the distinct levels, ascending."""
     plan = getattr(base, "plan", None)
     if plan is not None:
         if not plan.levels:

@@ -111,9 +111,9 @@ class Survey:
             if not who(device):
                 continue
             token = secrets.token_hex(16)
-            said = {"what": what, "model": engine.model, "token": token, "training": engine.training,
-                    "deadline": None if until == math.inf else max(0.001, until - time.monotonic()), **meta}  # fmt: skip
-            id = engine.post.send(device.node, what, codec.encode(said, tensors), 0, said["deadline"])
+            left = None if until == math.inf else max(0.001, until - time.monotonic())
+            said = {"what": what, "model": engine.model, "token": token, "training": engine.training, "deadline": left}
+            id = engine.post.send(device.node, what, codec.encode({**said, **meta}, tensors), 0, left)
             if id is not None:
                 asked[id] = (number, device, token)
         found: dict[int, Any] = {}

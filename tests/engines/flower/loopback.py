@@ -1,30 +1,37 @@
 """A fleet on this machine: a SuperLink, SuperNodes and runs, as processes of Flower's own, in plain text on loopback.
 
-The app bundle names `fleet_device:app`: each device has a folder with a module of that name, so that some can be rogues.
+The app bundle names `fleet_device:app`: each device has a module of that name, so some can be rogues.
 """
 
 from __future__ import annotations
 
-import json
+import hashlib
+import io
 import os
 import signal
 import socket
 import subprocess
 import sys
 import time
+import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from flwr.common.config import parse_config_args
+from flwr.common.serde import fab_to_proto, user_config_to_proto
+from flwr.proto.control_pb2 import StartRunRequest
+from flwr.supercore.fab import Fab
+
 from strata.engines.flower.settings import DeviceSettings, RunSettings
+from strata.fleet.addresses import parse_address
+from strata.fleet.control import Access, connect
+from strata.fleet.submitting import outcome
 
 HONEST = "from strata.engines.flower.client_app import app\n"
-BUNDLE = """
-[build-system]
-requires = ["hatchling"]
-build-backend = "hatchling.build"
+CONFIG = b"""
 [project]
 name = "loopback"
 version = "1.0.0"
@@ -46,6 +53,16 @@ def free_port() -> int:
     with socket.socket() as one:
         one.bind(("127.0.0.1", 0))
         return int(one.getsockname()[1])
+
+
+def bundle() -> bytes:
+    """A Flower app without code."""
+    manifest = f"pyproject.toml,{hashlib.sha256(CONFIG).hexdigest()},{8 * len(CONFIG)}".encode()
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_STORED) as file:
+        for name, content in (("pyproject.toml", CONFIG), (".info/CONTENT", manifest)):
+            file.writestr(zipfile.ZipInfo(name, date_time=(1980, 1, 1, 0, 0, 0)), content)
+    return buffer.getvalue()
 
 
 def wait_for(what: Callable[[], Any], why: str, patience: float = PATIENCE) -> Any:
@@ -99,40 +116,26 @@ class Loopback:
                    "--port", str(free_port()), "--node-config", settings.to_argument()]  # fmt: skip
         return self.start(settings.name, command, self.environment(f"{settings.name}/home", home))
 
-    def run(self, settings: RunSettings) -> str:
+    def run(self, settings: RunSettings) -> int:
         """The id of a run that was begun."""
-        app = self.folder / "app"
-        app.mkdir(exist_ok=True)
-        (app / "pyproject.toml").write_text(BUNDLE)
-        answer = self._flwr("run", str(app), "here", "-c", settings.to_argument(), "--format", "json")
-        return str(answer["run-id"])
-
-    def status(self, run: str) -> tuple[str, str]:
-        answer = self._flwr("ls", "here", "--run-id", run, "--format", "json")
-        return answer["runs"][0]["status"], answer["runs"][0]["status-details"]
-
-    def finished(self, run: str, out: Path) -> None:
-        """Waits until the run has ended, and ended well. (The summary is its last file: no need to ask Flower often.)"""
-        until = time.monotonic() + PATIENCE
-        while not (out / "summary.json").exists():
-            assert time.monotonic() < until, self.logs()
-            if int(time.monotonic()) % 5 == 0:
-                status, details = self.status(run)
-                assert not status.startswith("finished") or status == "finished:completed", f"{details}\n{self.logs()}"
-            time.sleep(0.5)
-
-    def _flwr(self, *arguments: str) -> Any:
-        home = self.folder / "user-home"
-        home.mkdir(exist_ok=True)
-        (home / "config.toml").write_text(
-            f'[superlink]\ndefault = "here"\n[superlink.here]\naddress = "127.0.0.1:{self.port}"\ninsecure = true\n'
+        fab = bundle()
+        config = user_config_to_proto(parse_config_args([settings.to_argument()]))
+        request = StartRunRequest(
+            fab=fab_to_proto(Fab(hashlib.sha256(fab).hexdigest(), fab, {})), override_config=config
         )
-        done = subprocess.run(
-            ["flwr", *arguments], env=self.environment("user-home"), capture_output=True, text=True, check=False
-        )
-        text = done.stdout[done.stdout.index("{") :] if "{" in done.stdout else done.stdout
-        assert done.returncode == 0 and text, f"{done.stdout}\n{done.stderr}\n{self.logs()}"
-        return json.loads(text)
+        with connect(self.access) as client:
+            return int(client.StartRun(request).run_id)
+
+    @property
+    def access(self) -> Access:
+        return Access.of(parse_address(f"127.0.0.1:{self.port}"), None, True)
+
+    def finished(self, run: int, status: str = "completed") -> str:
+        """Waits until the run has ended in this way; what Flower says about it."""
+        with connect(self.access) as client:
+            ending = wait_for(lambda: outcome(client, run), f"the end of the run\n{self.logs()}")
+        assert ending.status == status, f"{ending}\n{self.logs()}"
+        return str(ending.details)
 
     def logs(self) -> str:
         files = [*self.folder.glob("*.log"), *self.folder.glob("*/cache/device.log")]
