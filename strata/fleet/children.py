@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -49,7 +50,7 @@ def start(command: Sequence[str], environment: Mapping[str, str], log: Path) -> 
 
 
 def end(process: subprocess.Popen[bytes]) -> None:
-    """Asked first. Flower's further processes end when the one above them does."""
+    """Asked first; then whatever is left of the processes it had started."""
     if process.poll() is None:
         process.terminate()
         try:
@@ -57,6 +58,8 @@ def end(process: subprocess.Popen[bytes]) -> None:
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, signal.SIGTERM)
 
 
 def end_with_launcher() -> None:
@@ -69,7 +72,7 @@ def end_with_launcher() -> None:
 def _watch(launcher: int) -> None:
     while os.getppid() == launcher:
         time.sleep(0.5)
-    os.kill(os.getpid(), signal.SIGTERM)
+    os.killpg(os.getpgrp(), signal.SIGTERM)  # ours alone: `start` made this process the leader of a group
     time.sleep(GRACE)
     os._exit(1)
 

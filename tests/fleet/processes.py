@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import socket
 import subprocess
@@ -11,6 +10,9 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from strata.fleet.environment import environment
+
+STRATA = (sys.executable, "-m", "strata")
 PATIENCE = 180.0  # seconds; the machine may be very busy
 
 
@@ -21,15 +23,15 @@ def free_port() -> int:
 
 
 class Command:
-    """`strata ...` with its output in a file."""
+    """`strata ...`, or another program, with its output in a file."""
 
-    def __init__(self, folder: Path, *arguments: str, prefix: Sequence[str] = ()) -> None:
+    def __init__(self, folder: Path, *arguments: str, program: Sequence[str] = STRATA) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.output = folder / f"{time.monotonic_ns()}.out"
         with self.output.open("wb") as output:
             self.process = subprocess.Popen(
-                [*prefix, sys.executable, "-m", "strata", *arguments], stdout=output, stderr=subprocess.STDOUT,
-                cwd=folder, env={**os.environ, "OMP_NUM_THREADS": "1"}, start_new_session=True,
+                [*program, *arguments], stdout=output, stderr=subprocess.STDOUT, cwd=folder, start_new_session=True,
+                env={**environment(folder / "flower"), "OMP_NUM_THREADS": "1"},
             )  # fmt: skip
 
     def text(self) -> str:

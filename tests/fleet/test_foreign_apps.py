@@ -61,12 +61,13 @@ def test_only_strata(
     message = Message(RecordDict(), dst_node_id=7, message_type="train")
     message.metadata.__dict__["_message_id"] = message.object_id
     run = Run.create_empty(3)
+    fab = Fab(hashlib.sha256(make()).hexdigest(), make(), {})
     objects = {name: part.deflate() for name, part in get_all_nested_objects(message).items()}
     confirmed: list[Any] = []
     pull = supernode.only_strata(start_client_internal._pull_and_store_message, start_client_internal._insert_message)
     taken = pull(
         state=state, object_store=store, node_config={}, receive=lambda: (message, get_object_tree(message)),
-        get_run=lambda _: run, get_fab=lambda *_: Fab(hashlib.sha256(make()).hexdigest(), make(), {}), trusted_entities=None,
+        get_run=lambda _: run, get_fab=lambda *_: fab, trusted_entities=None,
         pull_object=lambda _, name: objects[name], confirm_message_received=lambda *what: confirmed.append(what),
     )  # fmt: skip
     assert taken == 3

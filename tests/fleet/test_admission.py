@@ -1,0 +1,157 @@
+"""One TLS server and real devices: who is let in, who is not, and what is left when processes end."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+pytest.importorskip("flwr")
+from strata.fleet.addresses import parse_address
+from strata.fleet.control import Access, connect
+from strata.fleet.keys import make_keys
+from tests.fleet.processes import PATIENCE, Command, descendants, free_port, strata, wait_until_gone
+
+
+class Fleet:
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.keys = folder / "keys"
+        make_keys(self.keys, [], ["a", "b", "stranger"])
+        (self.keys / "registered" / "stranger.pub").unlink()
+        self.address = f"127.0.0.1:{free_port()}"
+        self.server = self.start_server()
+
+    def start_server(self) -> Command:
+        host, port = self.address.split(":")
+        server = Command(self.folder, "fleet", "server", "--keys", "keys", "--host", host, "--port", port)
+        server.wait_for("serving at")
+        return server
+
+    def device(self, name: str, *more: str) -> Command:
+        return Command(
+            self.folder, "fleet", "device", "--server", self.address, "--keys", "keys", "--name", name,
+            "--budget", "64MiB", "--cache", f"cache-{name}", *more,
+        )  # fmt: skip
+
+    def status(self) -> dict[str, dict[str, Any]]:
+        done = strata("fleet", "status", "--server", self.address, "--keys", "keys", "--json", cwd=self.folder)
+        assert done.returncode == 0, done.stderr
+        return {device["name"]: device for device in json.loads(done.stdout)["devices"]}
+
+
+@pytest.fixture(scope="module")
+def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
+    fleet = Fleet(tmp_path_factory.mktemp("fleet"))
+    yield fleet
+    assert fleet.server.stop() == 0
+
+
+def test_a_registered_device_is_admitted_and_seen(fleet: Fleet) -> None:
+    assert fleet.status()["a"] | {"node": ""} == {"name": "a", "node": "", "state": "registered", "last_seen": None}
+    device = fleet.device("a")
+    try:
+        device.wait_for("a is connected")
+        seen = fleet.status()["a"]
+        assert seen["state"] == "online" and seen["last_seen"].startswith("20")
+        below = descendants(device.process.pid)
+        assert len(below) >= 2  # Flower's SuperNode and SuperExec
+    finally:
+        assert device.stop(signal.SIGINT) == 0
+    assert wait_until_gone(below) == []
+    assert fleet.status()["a"]["state"] == "offline"
+
+
+def test_an_unregistered_key_is_refused(fleet: Fleet) -> None:
+    device = fleet.device("stranger", "--no-wait")
+    assert device.wait() == 2
+    assert "does not admit this device's key: is registered/stranger.pub" in device.text()
+    assert set(fleet.status()) >= {"a", "b"} and "stranger" not in fleet.status()
+
+
+def test_a_plain_text_client_is_refused(fleet: Fleet) -> None:
+    device = fleet.device("a", "--insecure")
+    assert device.wait() == 2 and "gives no answer in plain text" in device.text()
+    with pytest.raises(httpx.HTTPError):
+        httpx.post(f"http://{fleet.address}/v1/fleet/pull-messages", timeout=PATIENCE)
+    # Flower's own device program, which asks nobody before it speaks
+    plain = Command(
+        fleet.folder, "--insecure", "--superlink", fleet.address, "--port", str(free_port()), "--max-retries", "1",
+        program=["flower-supernode"],
+    )  # fmt: skip
+    assert plain.wait() != 0 and "Failed to initialize the connection" in plain.text()
+
+
+def test_only_the_operator_controls(fleet: Fleet) -> None:
+    from flwr.proto.control_pb2 import ListNodesRequest, RegisterNodeRequest
+    from flwr.supercore.control import ControlHttpClient
+
+    certificate = (fleet.keys / "ca.pem").read_bytes()
+    with ControlHttpClient.from_server_address(fleet.address, False, certificate, []) as anybody:
+        for call, request in ((anybody.ListNodes, ListNodesRequest()), (anybody.RegisterNode, RegisterNodeRequest())):
+            with pytest.raises(httpx.HTTPStatusError) as refused:
+                call(request)
+            assert refused.value.response.status_code == 401
+    other = fleet.folder / "other"
+    other.mkdir()
+    shutil.copy(fleet.keys / "ca.pem", other)
+    (other / "operator.token").write_text("guess\n")
+    done = strata("fleet", "status", "--server", fleet.address, "--keys", "other", cwd=fleet.folder)
+    assert done.returncode == 2 and "refused this operator.token" in done.stderr
+
+
+def test_the_server_runs_no_code_of_others(fleet: Fleet) -> None:
+    from flwr.common.serde import fab_to_proto
+    from flwr.proto.control_pb2 import StartRunRequest
+    from flwr.supercore.fab import Fab
+
+    from strata.errors import BadInput
+    from tests.fleet.test_foreign_apps import altered
+
+    access = Access.of(parse_address(fleet.address), fleet.keys, insecure=False)
+    with pytest.raises(BadInput, match="answered 412"), connect(access) as client:
+        client.StartRun(StartRunRequest(fab=fab_to_proto(Fab("", altered(), {}))))
+    with pytest.raises(BadInput, match="answered 412"), connect(access) as client:
+        client.StartRun(StartRunRequest(app_spec="@somebody/app"))
+
+
+def test_devices_come_and_go_while_the_server_runs(fleet: Fleet) -> None:
+    done = strata("fleet", "keys", "keys", "--devices", "late", cwd=fleet.folder)
+    assert done.returncode == 0 and "admits them within seconds" in done.stdout
+    fleet.server.wait_for("admitted: late")
+    device = fleet.device("late")
+    try:
+        device.wait_for("late is connected")
+        (fleet.keys / "registered" / "late.pub").unlink()
+        fleet.server.wait_for("no longer admitted: late")
+        device.wait_for("the connection has ended")  # it is told with its next question
+        assert "late" not in fleet.status()
+    finally:
+        device.stop()
+
+
+def test_a_device_comes_back_after_the_server(fleet: Fleet) -> None:
+    device = fleet.device("b")
+    try:
+        device.wait_for("b is connected")
+        below = descendants(fleet.server.process.pid)
+        fleet.server.process.kill()  # nothing is said to anybody
+        fleet.server.process.wait()
+        assert wait_until_gone(below) == []
+        fleet.server = fleet.start_server()
+        deadline = time.monotonic() + PATIENCE
+        while fleet.status()["b"]["state"] != "online" and time.monotonic() < deadline:
+            time.sleep(1)
+        assert fleet.status()["b"]["state"] == "online"
+        below = descendants(device.process.pid)
+        device.process.kill()
+        assert wait_until_gone(below) == []
+    finally:
+        device.stop()
