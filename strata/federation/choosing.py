@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from strata.errors import BadInput
+from strata.errors import BadInput, Infeasible
 from strata.methods import METHODS, create
 from strata.methods.budgets import largest_scale
 from strata.planning import plan
 from strata.planning.schedules import DEFAULT_PATIENCE
 from strata.sizes import parse_bytes
+from strata.training.memory import measured_bytes
 
 if TYPE_CHECKING:
     from strata.cutting import ChannelGraph
     from strata.methods import Method
+    from strata.training import LocalTraining
 
 
 def method_named(
@@ -31,10 +34,11 @@ def method_named(
     head_fraction: float = 1.0,
     patience: int = DEFAULT_PATIENCE,
     model_name: str | None = None,
+    training: LocalTraining | None = None,
     **options: Any,
 ) -> Method:
     """`constraints` are width ratios, `budgets` bytes; several are levels of devices. slt makes its plan from them, the
-    others take the widest model that fits."""
+    others take the widest model that fits: with activation checkpointing in `training`, by measured bytes."""
     check_levels(name, constraints, budgets)
     if METHODS[name].needs_plan:
         levels: dict[str, Any] = {"budget": list(budgets)} if budgets else {"constraint": list(constraints)}
@@ -43,8 +47,18 @@ def method_named(
             head_fraction=head_fraction, patience=patience, name=model_name,
         )  # fmt: skip
         return create(name, graph, plan=made, **options)
+    sizes = [parse_bytes(budget) for budget in budgets]
+    measured = None
+    if sizes and training is not None and training.activation_checkpointing is not None and accounting is None:
+        measured = partial(measured_bytes, graph, settings=training)  # the closed form knows nothing of segments
+        if name == "fedavg" and (need := measured(graph.full())) > max(sizes):
+            raise Infeasible(
+                f"fedavg trains the full model, which needs {need} bytes with activation checkpointing "
+                f"{training.activation_checkpointing} (measured), {need - max(sizes)} more than the largest budget of "
+                f"{max(sizes)}: give a larger budget or a micro-batch, or choose slt or small"
+            )
     scales = tuple(constraints) or tuple(
-        largest_scale(graph, parse_bytes(budget), batch_size, accounting or "peak") for budget in budgets
+        largest_scale(graph, size, batch_size, accounting or "peak", measured) for size in sizes
     )
     return create(name, graph, constraints=scales or (1.0,), seed=seed, **options)
 

@@ -140,13 +140,14 @@ class Request:
         return model
 
     def make_training(self, data: FederatedData) -> LocalTraining:
-        augmentation = data.augmentation if self.augmentation is None else self.augmentation
-        training = LocalTraining(
+        return complete(self._local(data.augmentation if self.augmentation is None else self.augmentation), data)
+
+    def _local(self, augmentation: str) -> LocalTraining:
+        return LocalTraining(
             self.batch, self.epochs, self.momentum, self.weight_decay, self.proximal, augmentation,
             micro_batch=self.micro_batch, activation_checkpointing=self.activation_checkpointing, device=self.device,
             compile=self.compile,
         )  # fmt: skip
-        return complete(training, data)
 
     def make_method(self, graph: ChannelGraph) -> Method:
         named: list[tuple[str, Any]] = [("variant", self.variant), ("pool", self.pool)]
@@ -154,6 +155,7 @@ class Request:
             self.method, graph, constraints=self.constraints, budgets=self.budgets, batch_size=self.batch,
             rounds=self.rounds, seed=self.seed, accounting=self.accounting, schedule=self.schedule,
             head_fraction=self.head_fraction, patience=self.patience, model_name=self.model,
+            training=self._local("none"),
             **{name: value for name, value in named if value is not None},
         )  # fmt: skip
 

@@ -74,7 +74,7 @@ def run(
         method = method_named(
             method, ChannelGraph(model, data.input_shape), constraints=_several(constraint), budgets=_several(budget),
             batch_size=training.batch_size, rounds=rounds or DEFAULT_ROUNDS, seed=options.get("seed", 0),
-            model_name=type(model).__name__,
+            model_name=type(model).__name__, training=training,
         )  # fmt: skip
     elif constraint is not None or budget is not None:
         raise BadInput("the method already knows what devices can hold: give a constraint or budget with a name only")

@@ -2,30 +2,42 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from strata.errors import Infeasible
 
 if TYPE_CHECKING:
-    from strata.cutting import ChannelGraph
+    from strata.cutting import ChannelGraph, Cut
 
 GRID = 1000  # scales are multiples of 0.001, as in a Plan
 
 
-def largest_scale(graph: ChannelGraph, budget: int, batch_size: int, accounting: str = "peak") -> float:
-    """The largest width ratio whose prefix model trains within `budget` bytes: the constraint that the bytes mean."""
+def largest_scale(
+    graph: ChannelGraph,
+    budget: int,
+    batch_size: int,
+    accounting: str = "peak",
+    measured: Callable[[Cut], int] | None = None,
+) -> float:
+    """The largest width ratio whose prefix model trains within `budget` bytes: the constraint that the bytes mean.
+    `measured` replaces the accounting where that does not know how devices train."""
     from strata.costs import memory
 
-    def fits(point: int) -> bool:
+    def need(point: int) -> int:
         cut = graph.prefix(point / GRID)
-        return memory(graph, cut, batch_size, accounting=accounting).total <= budget
+        return measured(cut) if measured else memory(graph, cut, batch_size, accounting=accounting).total
+
+    def fits(point: int) -> bool:
+        return need(point) <= budget
 
     if fits(GRID):
         return 1.0
     if not fits(1):
-        least = memory(graph, graph.prefix(1 / GRID), batch_size, accounting=accounting).total
+        least = need(1)
         raise Infeasible(
-            f"even one channel per layer needs {least} bytes by {accounting} accounting at batch {batch_size}, "
+            f"even one channel per layer needs {least} bytes by {'measured' if measured else accounting} accounting at "
+            f"batch {batch_size}, "
             f"{least - budget} more than the budget of {budget}: raise the budget or lower the batch size"
         )
     low, high = 1, GRID  # fits(low), not fits(high)

@@ -9,13 +9,13 @@ import torch
 from torch import Tensor
 
 from strata.costs.measured import live_bytes, measure_step
+from strata.methods.base import Task
 from strata.training.settings import LocalTraining
 from strata.training.submodels import structure
 from strata.training.trainer import Trainer
 
 if TYPE_CHECKING:
-    from strata.cutting import ChannelGraph
-    from strata.methods.base import Task
+    from strata.cutting import ChannelGraph, Cut
 
 _measured: weakref.WeakKeyDictionary[ChannelGraph, dict[Any, int]] = weakref.WeakKeyDictionary()
 
@@ -39,6 +39,13 @@ def peak_bytes(graph: ChannelGraph, task: Task, images: Tensor, labels: Tensor, 
             known[key] = max(_peak(trainer, x, y, level) for level in range(len(trainer.levels)))
             trainer.release()
     return known[key]
+
+
+def measured_bytes(graph: ChannelGraph, cut: Cut, settings: LocalTraining) -> int:
+    """What a device with a full batch will report for this cut: for planning, where no closed form counts it."""
+    images = torch.zeros(settings.batch_size, *graph.input_shape, dtype=torch.uint8)
+    labels = torch.zeros(settings.batch_size, dtype=torch.long)
+    return peak_bytes(graph, Task(0, 0, cut), images, labels, settings)
 
 
 def _peak(trainer: Trainer, x: Tensor, y: Tensor, level: int) -> int:

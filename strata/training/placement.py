@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from strata.cutting import ChannelGraph, Cut
 
 SAMPLES = 2
+ENOUGH = 1.01
 MOST_PLACES = 200  # of large graphs only those with the fewest live bytes are tried
 
 
@@ -38,7 +39,8 @@ class Placement:
 
 
 def place(graph: ChannelGraph, cut: Cut, segments: int | str, batch: int) -> Placement:
-    """For at most this many segments ("auto": any number), the fewest of those that come as low. A pure function."""
+    """For at most this many segments ("auto": any number): the lowest peak, with no more segments than it takes to be
+    within one percent of it. A pure function."""
     known = _known.setdefault(graph, {})
     key = (structure(graph, cut), segments, batch)
     if key not in known:
@@ -241,7 +243,7 @@ def _parameter_gradients(watched: Watched) -> list[int]:
 
 
 def _lowest(costs: _Costs, most: int) -> list[int]:
-    """Indices of the cuts whose highest segment is lowest: by bisection over the peak."""
+    """Indices of the cuts whose highest segment is lowest: by bisection over the peak. Then the fewest about as low."""
     low, high = 0.0, costs.first + costs.within[0, -1]
     best: list[int] = []
     while high - low > 1:
@@ -251,7 +253,7 @@ def _lowest(costs: _Costs, most: int) -> list[int]:
             low = middle
         else:
             high, best = middle, found
-    return best
+    return _within(costs, ENOUGH * high, most) or best
 
 
 def _within(costs: _Costs, peak: float, most: int) -> list[int] | None:
