@@ -247,3 +247,17 @@ def test_by_the_command_line(
     ):
         assert main([*COMMAND, *wrong, "--out", "wrong"]) == 2
         assert says in capsys.readouterr().err and not (tmp_path / "wrong").exists()
+
+
+def test_on_a_fleet_nothing_else_may_say_what_devices_have(tmp_path: Path) -> None:
+    pytest.importorskip("flwr")
+    from strata.engines.flower.conducting import conduct
+    from strata.engines.flower.settings import RunSettings
+
+    out = str(tmp_path / "run")
+    for request, evaluation, says in (
+        ({"dp_noise": 1.0, "dp_clip": 0.5}, "devices", "give --evaluation server"),
+        ({"dp_noise": 1.0, "dp_clip": 0.5, "dp_seed": 1}, "server", "leave out --dp-seed"),
+    ):
+        with pytest.raises(BadInput, match=says):
+            conduct(None, RunSettings(request, out, evaluation=evaluation))  # type: ignore[arg-type]

@@ -59,6 +59,8 @@ def conduct(grid: Grid, settings: RunSettings) -> Result | None:
     request = Request.from_json({**settings.request, "exact": True})
     if settings.evaluation == "devices" and request.validation:
         raise BadInput("devices hold out data for evaluation themselves: give no --validation with it")
+    if request.dp_noise is not None:
+        _check_privacy(request, settings)
 
     post = Post(grid)
     roster = Roster(post, request.model, say)
@@ -111,6 +113,14 @@ def conduct(grid: Grid, settings: RunSettings) -> Result | None:
         )  # fmt: skip
     finally:
         engine.close()
+
+
+def _check_privacy(request: Request, settings: RunSettings) -> None:
+    if settings.evaluation == "devices":
+        raise BadInput("with differential privacy the server evaluates on data of its own: what devices count on "
+                       "theirs is not covered by epsilon; give --evaluation server")  # fmt: skip
+    if request.dp_seed is not None:  # a round run again may get other answers; equal noise would cancel out
+        raise BadInput("on a real fleet the noise comes from the operating system: leave out --dp-seed")
 
 
 def _server_data(
