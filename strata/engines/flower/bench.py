@@ -6,7 +6,7 @@ import math
 import os
 import platform
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -25,12 +25,14 @@ from strata.models.loading import BUILT_IN, load_model
 from strata.planning.runtime import resident_bytes, tiny_step
 from strata.planning.verify import MARGIN
 from strata.training import LocalTraining, calibration_indices, evaluate_units, reestimated, train_device
+from strata.training.submodels import warm
 
 if TYPE_CHECKING:
     from strata.engines.flower.codec import Packet
 
 PLAIN = ("batch_size", "epochs", "momentum", "weight_decay", "proximal", "augmentation", "mean", "std", "micro_batch",
          "activation_checkpointing")  # fmt: skip
+NARROW = 0.05  # of the width: enough to load what every training loads
 LEAST_MARGIN = 16 * limits.MIB  # for what no tensor accounts for: library scratch, code compiled for the shapes
 
 
@@ -59,7 +61,11 @@ class Bench:
         network = load_model(model, holding.classes, tuple(holding.input_shape))
         graph = ChannelGraph(network, tuple(holding.input_shape))
         dtypes = {name: tensor.dtype for name, tensor in network.state_dict().items()}
-        return cls(settings, graph, dtypes, holding, resident_bytes())
+        bench = cls(settings, graph, dtypes, holding, 0)
+        narrow = graph.prefix(NARROW)
+        bench._warm_up(Task(0, 0, narrow), narrow.extract(network.state_dict()), LocalTraining())
+        bench.baseline = resident_bytes()
+        return bench
 
     def answer(self, packet: Packet, client: int) -> bytes:
         work = {"hello": self._hello, "train": self._train, "statistics": self._statistics, "evaluate": self._evaluate}
@@ -108,7 +114,8 @@ class Bench:
         self._check(task.cut, tensors)
         kept.keep(task.cut, tensors, meta["frozen"])
         images, labels = self.holding.train.images, self.holding.train.labels
-        with self._cap(training, client):
+        self._warm_up(task, tensors, training)
+        with self._cap(training, client, counted=warm(self.graph, task.cut).bytes):
             update = train_device(self.graph, task, tensors, images, labels, training, lr, seed)
         return {
             "what": "update", "round": update.round, "device": update.device, "cut": update.cut_hash,
@@ -175,13 +182,23 @@ class Bench:
             if tuple(tensor.shape) != tuple(cut.shapes[name]) or tensor.dtype != self.dtypes[name]:
                 raise BadInput(f"the server sent {name} as {tensor.dtype} {tuple(tensor.shape)}, which does not fit")
 
-    def _cap(self, training: LocalTraining, client: int) -> Cap:
+    def _warm_up(self, task: Task, tensors: Mapping[str, Tensor], training: LocalTraining) -> None:
+        """A step on two images, without the limit: what torch and oneDNN load and compile once for a network is the
+        runtime's, not the model's (as in planning/trials.py). It needs less than the task itself."""
+        small = replace(training, batch_size=2, epochs=1, micro_batch=None)
+        index = torch.tensor([0, len(self.holding.train) - 1])
+        train_device(
+            self.graph, task, tensors, self.holding.train.images[index], self.holding.train.labels[index], small,
+            lr=0.01, seed=0,
+        )  # fmt: skip
+
+    def _cap(self, training: LocalTraining, client: int, counted: int = 0) -> Cap:
         if not self.settings.hard_limit:
             return Cap(None)
         from strata.costs import memory
 
         full = memory(self.graph, self.graph.full(), training.batch_size, accounting="peak").total
-        return Cap(self.budget(client), max(LEAST_MARGIN, int(MARGIN * full)))
+        return Cap(self.budget(client), max(LEAST_MARGIN, int(MARGIN * full)), counted)
 
 
 def training_of(values: Any) -> LocalTraining:

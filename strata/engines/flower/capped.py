@@ -20,14 +20,15 @@ class OutOfMemory(Exception):
 
 
 class Cap:
-    """Within it this process may take `budget` + `margin` bytes on top of what it holds at the beginning.
+    """Within it this process may take `budget` + `margin` bytes on top of what it holds at the beginning, of which
+    `counted` bytes (a model that is there already) belong to the budget.
 
     RLIMIT_DATA counts private writable memory, which is where tensors live. Only its soft value is set, so that the
     answer can be written when the work is done. Elsewhere than on Linux the budget is a promise, not a limit.
     """
 
-    def __init__(self, budget: int | None, margin: int = 0) -> None:
-        self._budget, self._margin = budget, margin
+    def __init__(self, budget: int | None, margin: int = 0, counted: int = 0) -> None:
+        self._budget, self._margin, self._counted = budget, margin, counted
         self._before: tuple[int, int] | None = None
 
     def __enter__(self) -> Cap:
@@ -35,7 +36,7 @@ class Cap:
             gc.collect()
             ctypes.CDLL(None).malloc_trim(0)
             self._before = resource.getrlimit(resource.RLIMIT_DATA)
-            cap = data_bytes() + self._budget + self._margin
+            cap = data_bytes() - self._counted + self._budget + self._margin
             hard = self._before[1]
             soft = cap if hard == resource.RLIM_INFINITY else min(cap, hard)
             resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
