@@ -56,8 +56,8 @@ def engine_on(cluster: Any, program: Any, workers: int | None = None, gpus: floa
 
 
 class TestWorkers:
-    @staticmethod
     @pytest.fixture(scope="class")
+    @staticmethod
     def engine(cluster: Any) -> Iterator[Any]:
         program = Located()
         grey = torch.arange(1 << 20, dtype=torch.uint8).view(1024, 1, 1024).expand(-1, 3, -1)

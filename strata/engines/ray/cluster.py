@@ -17,11 +17,16 @@ from strata.engines.ray import Ray, host_and_port
 from strata.errors import BadInput
 
 ANSWER_SECONDS = 10.0
-QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "1"}  # nothing calls out
+QUIET = {  # read when Ray is imported, and by all that it starts
+    "RAY_USAGE_STATS_ENABLED": "0",  # nothing calls out
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "1",
+    # Ray says on stdout, which is ours, what we deal with: lost workers and nodes
+    "RAY_DEDUP_LOGS_SKIP_REGEX": "A worker died or was killed|node with node id",
+}
 
 
 def import_ray() -> Any:
-    os.environ.update(QUIET)  # read when Ray is imported, and by all that it starts
+    os.environ.update(QUIET)
     try:
         import ray
     except ImportError as error:
@@ -30,20 +35,24 @@ def import_ray() -> Any:
 
 
 class Connection:
-    """This process's place in a cluster; `close` leaves it, and ends it if it was started here."""
+    """This process's place in a cluster; the last `close` leaves it, and ends it if it was started here."""
+
+    _users = 0  # a process is in one cluster at a time, with however many engines
+    _ours = False  # else the caller's own ray.init came first, and stays
 
     def __init__(self, settings: Ray, cpus: int) -> None:
         """`cpus`: of the cluster that is started where no address is given."""
         self.ray = import_ray()
-        self._ours = not self.ray.is_initialized()
-        if self._ours:
+        if not self.ray.is_initialized():
             with _handlers_kept(), warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 self._start(cpus) if settings.address is None else self._join(settings.address)
-            return
-        here = self.ray.get_runtime_context().gcs_address
-        if settings.address not in (None, "auto", here):
-            raise BadInput(f"this process is connected to the Ray cluster at {here}, not {settings.address}")
+            Connection._users, Connection._ours = 0, True
+        elif settings.address not in (None, "auto"):
+            here = self.ray.get_runtime_context().gcs_address
+            if _resolved(settings.address) != _resolved(here):
+                raise BadInput(f"this process is connected to the Ray cluster at {here}, not {settings.address}")
+        Connection._users += 1
 
     def capacity(self, gpus: float) -> int:
         """How many workers of one CPU (and a share of a GPU) the cluster's nodes can hold, whoever uses them now."""
@@ -63,9 +72,11 @@ class Connection:
         return {node["NodeID"] for node in self.ray.nodes() if node["Alive"]}
 
     def close(self) -> None:
-        if self._ours:
+        """Once."""
+        Connection._users -= 1
+        if self._ours and not self._users:
             self.ray.shutdown()  # leaves; ends the processes that our own init started, and no others
-            self._ours = False
+            Connection._ours = False
 
     def _start(self, cpus: int) -> None:
         # "local": also where RAY_ADDRESS or a file of a cluster long gone (ray_current_cluster) names another
@@ -91,6 +102,13 @@ class Connection:
     @property
     def _common(self) -> dict[str, Any]:
         return {"log_to_driver": False, "logging_level": logging.ERROR}
+
+
+def _resolved(address: str) -> tuple[str, int]:
+    host, port = host_and_port(address)
+    with contextlib.suppress(OSError):
+        host = socket.gethostbyname(host)
+    return host, port
 
 
 @contextlib.contextmanager

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -53,6 +55,7 @@ class Pool:
         self._sent: dict[str, Any] = {}  # digest -> reference: what travelled because a node did not have it
         self._loaded: dict[str, Any] = {}  # node -> reference, or None where loading failed
         self._actor = self._ray.remote(Worker).options(num_cpus=1, num_gpus=gpus, scheduling_strategy="SPREAD")
+        self._paths = [os.path.abspath(path) for path in sys.path]
         self._looked = float("-inf")
         self._died_young = 0
 
@@ -64,7 +67,7 @@ class Pool:
         room = self._connection.capacity(self._gpus)
         wanted = room if self._most is None else min(room, self._most)
         while len(self.members) < wanted:
-            actor = self._actor.remote()
+            actor = self._actor.remote(self._paths)
             self.members.append(Member(actor, wire.Sender(self._shared), actor.greet.remote()))
         for member in [member for member in self.members if member.node is None]:  # nobody has room for them
             if len(self.members) > wanted:
@@ -122,7 +125,8 @@ class Pool:
 
     def remove(self, member: Member) -> None:
         self.members.remove(member)
-        self._ray.kill(member.actor)
+        if self._ray.is_initialized():  # else Ray would start a cluster to kill it in
+            self._ray.kill(member.actor)
 
     def close(self) -> None:
         for member in list(self.members):

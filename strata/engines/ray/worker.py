@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import traceback
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -27,8 +28,10 @@ def versions() -> str:
 class Worker:
     """A Ray actor. Prepared once, then called for every job; what goes wrong in a job is its answer."""
 
-    def __init__(self) -> None:
+    def __init__(self, paths: Sequence[str]) -> None:
+        """`paths`: where the server finds modules; on nodes that have them there too, the user's own are found."""
         os.environ[IN_WORKER] = "1"
+        sys.path.extend(path for path in paths if path not in sys.path)
         torch.set_num_threads(1)
         self._receiver = wire.Receiver()
         self._program: Any = None
