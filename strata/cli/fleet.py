@@ -114,6 +114,9 @@ def _add_device(commands: Subparsers) -> None:
         "--model", action="append", metavar="PACKAGE.MODULE:CALLABLE",
         help="a model of yours that this device agrees to build; several (Strata's own networks always count)",
     )  # fmt: skip
+    parser.add_argument(
+        "--poll", type=float, default=1.0, metavar="S", help="seconds between two questions for work (default 1)"
+    )
     parser.add_argument("--no-hard-limit", action="store_true", help="do not let the system enforce the budget")
     parser.add_argument(
         "--no-wait", action="store_true", help="fail when the server cannot be reached, instead of waiting"
@@ -222,6 +225,8 @@ def device(args: argparse.Namespace) -> int:
     name = args.name or (own.name if own else None)
     if name is None:
         raise BadInput("give --name with this device's name: there are no keys to take it from")
+    if not 0.1 <= args.poll <= 60:
+        raise BadInput(f"--poll is from 0.1 to 60 seconds, not {args.poll}")
     index, count = _part(args.part)
     if args.part is None and (args.partition or args.split_seed is not None):
         raise BadInput("--partition and --split-seed say how --part splits the data: give --part I/N too")
@@ -233,7 +238,7 @@ def device(args: argparse.Namespace) -> int:
         cache=None if args.cache is None else str(Path(args.cache).expanduser().absolute()),
         models=tuple(args.model or ()), hard_limit=not args.no_hard_limit,
     )  # fmt: skip
-    return work(settings, parse_address(args.server), own, say=say, wait=not args.no_wait)
+    return work(settings, parse_address(args.server), own, say=say, wait=not args.no_wait, poll=args.poll)
 
 
 def _part(text: str | None) -> tuple[int, int]:

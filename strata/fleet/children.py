@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import signal
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import Any
+
+from strata.errors import BadInput
 
 GRACE = 15.0  # seconds between asking a process to end and ending it
 LAUNCHER = "STRATA_LAUNCHER"  # the launcher's process id
@@ -98,3 +101,14 @@ def last_lines(log: Path, count: int = 12, since: int = 0) -> str:
     except OSError:
         return ""
     return "\n".join(lines[-count:])
+
+
+@contextlib.contextmanager
+def locked(folder: Path, otherwise: str) -> Iterator[None]:
+    """One process at a time; the lock goes with its process."""
+    with (folder / "lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise BadInput(otherwise) from None
+        yield

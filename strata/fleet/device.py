@@ -10,11 +10,13 @@ from pathlib import Path
 from strata.engines.flower.settings import DeviceSettings
 from strata.errors import BadInput
 from strata.fleet.addresses import Address, Unreachable, free_port, need_loopback, need_server
-from strata.fleet.children import Signals, Stopped, end, last_lines, start
+from strata.fleet.children import Signals, Stopped, end, last_lines, locked, start
 from strata.fleet.environment import environment, python
+from strata.fleet.executing import new_secret
 from strata.fleet.keys import DeviceKeys
-from strata.fleet.supernode import CONNECTED
+from strata.fleet.supernode import CONNECTED, POLL
 
+DEFAULT_POLL = 1.0  # seconds between two questions for work
 PAUSES = (1.0, 2.0, 5.0, 10.0, 30.0)  # seconds between attempts; the last one repeats
 REFUSALS = 5  # in a row after which the key is taken to be unknown
 STEADY = 60.0  # seconds of connection after which the pauses start anew
@@ -22,7 +24,7 @@ STEADY = 60.0  # seconds of connection after which the pauses start anew
 
 def work(
     settings: DeviceSettings, server: Address, keys: DeviceKeys | None, *, say: Callable[[str], None],
-    wait: bool = True,
+    wait: bool = True, poll: float = DEFAULT_POLL,
 ) -> int:  # fmt: skip
     """Until Ctrl-C or SIGTERM (0). `wait` False: an unreachable server is an error, not a reason to wait."""
     if keys is None:
@@ -30,10 +32,10 @@ def work(
     authority = None if keys is None else keys.authority
     folder = settings.folder
     folder.mkdir(parents=True, exist_ok=True)
-    env = environment(folder / "flower")
+    env = {**environment(folder / "flower"), POLL: str(poll)}
     log = folder / "supernode.log"
     attempt = refusals = 0
-    with Signals():
+    with Signals(), locked(folder, f"another process is device {settings.name} already: end it, or give --cache"):
         try:
             while True:
                 try:
@@ -104,7 +106,8 @@ def _unknown(name: str, server: Address) -> str:
 def _command(settings: DeviceSettings, server: Address, keys: DeviceKeys | None) -> list[str]:
     command = python(
         "strata.fleet.supernode", "--superlink", str(server), "--node-config", settings.to_argument(),
-        "--isolation", "subprocess", "--host", "127.0.0.1", "--port", str(free_port()),
+        "--isolation", "process", "--superexec-auth-secret-file", str(new_secret(settings.folder / "flower")),
+        "--host", "127.0.0.1", "--port", str(free_port()),
     )  # fmt: skip
     if keys is None:
         return [*command, "--insecure"]

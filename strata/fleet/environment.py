@@ -16,7 +16,6 @@ QUIET = {
     "FLWR_DISABLE_UPDATE_CHECK": "1",
     "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
     "FLWR_TRACING_ENABLED": "0",
-    "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.25",  # seconds between a message's arrival and its work's start
 }
 LOCAL = ("localhost", "127.0.0.1", "::1")
 
@@ -33,15 +32,15 @@ def be_quiet() -> None:
 
 
 def environment(home: Path) -> dict[str, str]:
-    """For Flower's processes, which start further ones by name: those of this Python, never another's on PATH."""
+    """For Flower's processes."""
     require_flower()
     env = dict(os.environ)
     env.update(QUIET)
     env["FLWR_HOME"] = str(home)
     scripts = sysconfig.get_path("scripts")
-    if shutil.which("flower-superexec", path=scripts) is None:
-        raise BadInput(f"there is no flower-superexec in {scripts}: pip install 'strata-fl[flower]' with this Python")
-    env["PATH"] = os.pathsep.join([scripts, env.get("PATH", os.defpath)])
+    for program in ("flwr-serverapp", "flwr-clientapp"):  # of this Python, never another's on PATH
+        if shutil.which(program, path=scripts) is None:
+            raise BadInput(f"there is no {program} in {scripts}: pip install 'strata-fl[flower]' with this Python")
     # Models of the user are importable from the current folder, as with `strata run`.
     paths = [os.getcwd(), *env.get("PYTHONPATH", "").split(os.pathsep), str(Path(__file__).parents[2])]
     env["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(path for path in paths if path))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -11,10 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from strata.errors import BadInput
-from strata.fleet.addresses import Address, need_free, need_loopback, need_server
-from strata.fleet.children import Signals, Stopped, end, last_lines, start, wait_until
+from strata.fleet.addresses import Address, Unreachable, need_free, need_loopback, need_server
+from strata.fleet.children import Signals, Stopped, end, last_lines, locked, start, wait_until
 from strata.fleet.control import Access, connect
 from strata.fleet.environment import environment, python
+from strata.fleet.executing import new_secret
 from strata.fleet.keys import KeyFolder
 from strata.fleet.superlink import TOKEN
 
@@ -45,7 +45,7 @@ def serve(
             env[TOKEN] = access.token
         log = state / "server.log"
         before = log.stat().st_size if log.exists() else 0
-        process = start(_command(address, folder, data_dir), env, log)
+        process = start(_command(address, folder, data_dir, new_secret(state / "flower")), env, log)
         try:
             if not wait_until(lambda: _answers(access), process, START):
                 raise _Failed(f"the server did not start; the end of {log}:\n{last_lines(log, since=before)}")
@@ -130,10 +130,10 @@ def _as_flower_wants(text: bytes) -> bytes:
     return bytes(public_key_to_bytes(key))
 
 
-def _command(address: Address, folder: KeyFolder | None, data_dir: Path | None) -> list[str]:
+def _command(address: Address, folder: KeyFolder | None, data_dir: Path | None, secret: Path) -> list[str]:
     command = python(
-        "strata.fleet.superlink", "--host", address.host, "--port", str(address.port), "--isolation", "subprocess",
-        "--disable-runtime-dependency-installation",
+        "strata.fleet.superlink", "--host", address.host, "--port", str(address.port), "--isolation", "process",
+        "--superexec-auth-secret-file", str(secret), "--disable-runtime-dependency-installation",
     )  # fmt: skip
     if data_dir is not None:
         command += ["--database", str(data_dir.absolute() / "fleet.sqlite")]
@@ -148,7 +148,7 @@ def _command(address: Address, folder: KeyFolder | None, data_dir: Path | None) 
 def _answers(access: Access) -> bool:
     try:
         need_server(access.address, access.authority)
-    except BadInput:
+    except Unreachable:
         return False
     return True
 
@@ -175,9 +175,5 @@ def _state(data_dir: Path | None) -> Iterator[Path]:
             yield Path(folder)
         return
     data_dir.mkdir(parents=True, exist_ok=True)
-    with (data_dir / "lock").open("w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise BadInput(f"another server is using {data_dir}: end it, or choose another --data-dir") from None
+    with locked(data_dir, f"another server is using {data_dir}: end it, or choose another --data-dir"):
         yield data_dir.absolute()

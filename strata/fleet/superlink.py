@@ -8,11 +8,15 @@ the server app's process has no use for it.
 
 from __future__ import annotations
 
+import argparse
 import os
+from pathlib import Path
 from typing import Any
 
+from strata.fleet.addresses import Address
 from strata.fleet.children import end_with_launcher
 from strata.fleet.environment import be_quiet
+from strata.fleet.executing import Executor
 from strata.fleet.guard import Guard
 
 TOKEN = "STRATA_OPERATOR_TOKEN"
@@ -48,6 +52,13 @@ def main() -> None:
     def without_access_log(**settings: Any) -> None:  # devices ask for work every three seconds
         serve(**{**settings, "access_log": False, "forwarded_allow_ips": "127.0.0.1"})
 
+    read = argparse.ArgumentParser()
+    for name in ("--host", "--port", "--ssl-ca-certfile", "--superexec-auth-secret-file"):
+        read.add_argument(name)
+    given, _ = read.parse_known_args()
+    local = Address(given.host, int(given.port)).local
+    authority = None if given.ssl_ca_certfile is None else Path(given.ssl_ca_certfile)
+    Executor(str(local), "flwr-serverapp", Path(given.superexec_auth_secret_file), authority).start()
     control_handlers.start_run = start_strata
     extensions.get_middleware = with_guard  # Flower's own hook for what comes first at the door
     uvicorn.run = without_access_log  # type: ignore[assignment]

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import socket
 import subprocess
 import sys
+import sysconfig
 import time
 from collections.abc import Sequence
 from pathlib import Path
 
 from strata.fleet.environment import environment
 
+PATH = os.pathsep.join([sysconfig.get_path("scripts"), os.environ.get("PATH", os.defpath)])
 STRATA = (sys.executable, "-m", "strata")
 PATIENCE = 180.0  # seconds; the machine may be very busy
 
@@ -31,7 +34,7 @@ class Command:
         with self.output.open("wb") as output:
             self.process = subprocess.Popen(
                 [*program, *arguments], stdout=output, stderr=subprocess.STDOUT, cwd=folder, start_new_session=True,
-                env={**environment(folder / "flower"), "OMP_NUM_THREADS": "1"},
+                env={**environment(folder / "flower"), "OMP_NUM_THREADS": "1", "PATH": PATH},
             )  # fmt: skip
 
     def text(self) -> str:

@@ -1,0 +1,93 @@
+"""Starts the app process of each task, in place of Flower's SuperExec.
+
+SuperExec is a process of its own (some 90 MiB that a small device would rather train with), starts apps of any kind,
+and takes work from whoever has started it without asking for proof. This is a thread of the SuperLink's or SuperNode's
+process that starts Strata's app only, with a secret that no other user of the machine can read.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import subprocess
+import sysconfig
+import threading
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+POLL = 0.25  # seconds between a task's arrival and its start
+AWAY = 1.0  # seconds before asking again when there was no answer
+ACQUIRE = "/flwr.proto.Runtime/AcquireTask"
+
+
+def new_secret(home: Path) -> Path:
+    """A file with it, for --superexec-auth-secret-file."""
+    home.mkdir(parents=True, exist_ok=True)
+    path = home / "executor.secret"
+    path.unlink(missing_ok=True)
+    _write(path, secrets.token_bytes(32))
+    return path
+
+
+def _write(path: Path, content: bytes) -> None:
+    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+        file.write(content)
+
+
+@dataclass
+class Executor:
+    address: str  # of the runtime interface, on this machine
+    task: str  # flwr-serverapp or flwr-clientapp: the kind, and the program
+    secret: Path
+    authority: Path | None  # None: in plain text
+    running: dict[Path, subprocess.Popen[bytes]] = field(default_factory=dict)
+
+    def start(self) -> None:
+        threading.Thread(target=self._work, name="strata-executor", daemon=True).start()
+
+    def _work(self) -> None:
+        import httpx
+        from flwr.proto.runtime_pb2 import AcquireTaskRequest
+
+        client = self._client()
+        while True:
+            try:
+                answer = client.AcquireTask(AcquireTaskRequest(supported_task_types=[self.task]))
+                if answer.HasField("task") and answer.token:
+                    self._launch(answer.token)
+                self._tidy()
+                time.sleep(POLL)
+            except httpx.HTTPError:  # it is not up yet, or on its way down
+                time.sleep(AWAY)
+
+    def _client(self) -> Any:
+        from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor, SuperExecAuthHttpInterceptor
+        from flwr.supercore.runtime import RuntimeHttpClient
+
+        signing = SuperExecAuthHttpInterceptor(
+            master_secret=self.secret.read_bytes(), protected_methods=frozenset({ACQUIRE})
+        )
+        return RuntimeHttpClient.from_server_address(
+            self.address, self.authority is None, None if self.authority is None else self.authority.read_bytes(),
+            [RuntimeVersionHttpInterceptor(component_name="SuperExec"), signing],
+        )  # fmt: skip
+
+    def _launch(self, token: str) -> None:
+        """The token goes by a file: everybody can read a command line."""
+        file = self.secret.with_name(f"{secrets.token_hex(8)}.token")
+        _write(file, token.encode())
+        security = ["--insecure"] if self.authority is None else ["--root-certificates", str(self.authority)]
+        program = Path(sysconfig.get_path("scripts")) / self.task
+        self.running[file] = subprocess.Popen(
+            [str(program), "--runtime-api-address", self.address, "--token-file", str(file), *security,
+             "--parent-pid", str(os.getpid())],
+            stdin=subprocess.DEVNULL,
+        )  # fmt: skip
+
+    def _tidy(self) -> None:
+        for file, process in list(self.running.items()):
+            if process.poll() is not None:
+                file.unlink(missing_ok=True)
+                del self.running[file]
