@@ -1,7 +1,7 @@
 """A process that has imported torch and Strata and forks one child per command: a command starts in milliseconds.
 
-`python -m tests.docs.warm SOCKET` serves; `shim.py` is `strata` and `python` on the PATH of documented commands and asks
-it. A child has the caller's standard streams, folder and environment; what it runs is Strata's own entry point.
+`python -m tests.docs.warm SOCKET` serves; `shim.py`, which is `strata` and `python` on the PATH of documented commands,
+asks it. A child has the caller's standard streams, folder and environment; what it runs is Strata's own entry point.
 Two things differ from a user's machine, neither of which changes a result: there are no worker processes unless
 asked for, and what Python and torch hold resident, which `strata plan` measures in the background, is given.
 """
