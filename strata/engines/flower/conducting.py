@@ -56,7 +56,8 @@ def conduct(grid: Grid, settings: RunSettings) -> Result | None:
     if not settings.resume and (out / "config.json").exists():
         raise BadInput(f"{out} already holds a run: resume it with --resume, or choose another folder")
     saved = read_json(out / FILE) if settings.resume and (out / FILE).exists() else None
-    request = Request.from_json({**settings.request, "exact": True})
+    before = read_json(out / "config.json")["request"] if settings.resume and (out / "config.json").exists() else {}
+    request = Request.from_json({**before, **settings.request, "exact": True})
     if settings.evaluation == "devices" and request.validation:
         raise BadInput("devices hold out data for evaluation themselves: give no --validation with it")
     if request.dp_noise is not None:
@@ -108,7 +109,7 @@ def conduct(grid: Grid, settings: RunSettings) -> Result | None:
         return run(
             model, data, per_device(base, base, assignment.start), out=out, rounds=request.rounds,
             devices=len(fleet), partition=Reported(tuple(samples)), training=training, engine=engine,
-            resume=settings.resume, progress=False, request=jsonable(request), adjusted=adjusted,
+            resume=settings.resume, progress=True, request=jsonable(request), adjusted=adjusted,
             **request.run_options(),
         )  # fmt: skip
     finally:
