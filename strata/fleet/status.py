@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import datetime
 import json
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from strata.engines.flower.settings import KEY
@@ -20,6 +21,8 @@ class DeviceState:
     node: str
     state: str  # online, offline, or registered: has not been seen yet
     last_seen: str | None  # ISO 8601, UTC
+    samples: int | None = None  # as of its latest run, where that run's folder is on this machine
+    level_bytes: int | None = None  # memory of the level it trains at; 0: it is too small for any
 
 
 @dataclass(frozen=True)
@@ -58,7 +61,29 @@ def look(access: Access) -> FleetState:
     )
     now = datetime.datetime.fromisoformat(runs.now)
     ordered = sorted(runs.run_dict.values(), key=lambda run: run.pending_at)
-    return FleetState(str(access.address), tuple(devices), tuple(_run(run, now) for run in ordered))
+    listed = tuple(_run(run, now) for run in ordered)
+    known = _known([run.out for run in listed]) if access.address.loopback else {}
+    return FleetState(
+        str(access.address), tuple(replace(device, **known.get(device.name, {})) for device in devices), listed
+    )
+
+
+def _known(folders: Sequence[str | None]) -> dict[str, dict[str, int]]:
+    """What the runs' own files say of each device, the latest run last."""
+    known: dict[str, dict[str, int]] = {}
+    for folder in folders:
+        try:
+            said = json.loads((Path(folder or "/nowhere") / "fleet.json").read_text())
+            for index, name in enumerate(said["names"]):
+                moves = [level for _, device, level in said["moves"] if device == index]
+                level = (moves or [said["start"][index]])[-1]
+                known[name] = {
+                    "samples": int(said["samples"][index]),
+                    "level_bytes": int(said["levels"][level]) if level >= 0 else 0,
+                }
+        except (OSError, ValueError, KeyError, IndexError, TypeError):
+            continue
+    return known
 
 
 def _device(node: Any) -> DeviceState:

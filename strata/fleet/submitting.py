@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -37,17 +38,20 @@ def run_settings(args: argparse.Namespace, local: bool) -> RunSettings:
     from strata.cli.run import given
     from strata.federation.request import Request, jsonable
 
+    def to_json(values: Mapping[str, Any]) -> dict[str, Any]:
+        return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
+
     out = Path(args.out).expanduser()
     if not local and not out.is_absolute():
         raise BadInput(f"--out is a folder on the server, so give its whole path there, not {args.out!r}")
     out = out.absolute()
     asked = given(args)
-    if args.resume:
-        request = Request.of_folder(out, asked) if local else Request(**asked)
+    if args.resume:  # what was asked for at first is in the folder, which may be out of our sight
+        request = jsonable(Request.of_folder(out, asked)) if local else to_json(asked)
     else:
-        request = Request(**asked)
+        request = jsonable(Request(**asked))
     return RunSettings(
-        request=jsonable(request), out=str(out), resume=args.resume, minimum=args.wait_for, wait=args.wait,
+        request=request, out=str(out), resume=args.resume, minimum=args.wait_for, wait=args.wait,
         deadline=args.answer_deadline, evaluation=args.evaluation, workers=args.workers, levels=args.levels,
     )  # fmt: skip
 
@@ -97,7 +101,7 @@ def _follow(access: Access, run_id: int, show: Callable[[str], None], say: Calla
                     away_since = None
                 with _closing(client.StreamLogs(StreamLogsRequest(run_id=run_id, after_timestamp=latest))) as stream:
                     for part in stream:
-                        show(part.log_output)
+                        show(own_words(part.log_output))
                         latest = max(latest, part.latest_timestamp)
                 ending = outcome(client, run_id)
                 if ending is not None:
@@ -110,6 +114,12 @@ def _follow(access: Access, run_id: int, show: Callable[[str], None], say: Calla
             elif now - away_since > GONE:
                 return Ending(run_id, "lost", f"the server has not answered for {GONE:.0f} s; last: {error}")
         time.sleep(PAUSE)
+
+
+def own_words(text: str) -> str:
+    """The server app's output without Flower's lines about itself and without colours."""
+    lines = re.sub(r"\x1b\[[0-9;]*m", "", text).splitlines(keepends=True)
+    return "".join(line for line in lines if not re.match(r"(INFO|DEBUG)\s*:|Successfully installed strata ", line))
 
 
 def outcome(client: Any, run_id: int) -> Ending | None:

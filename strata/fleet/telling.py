@@ -77,18 +77,24 @@ def show_status(state: FleetState) -> None:
 
     console = Console()
     devices = Table(title=f"devices of {state.server}", title_justify="left")
-    for column in ("name", "state", "last seen", "node"):
+    for column in ("name", "state", "last seen", "samples", "level"):
         devices.add_column(column)
     for device in state.devices:
-        devices.add_row(device.name or "-", device.state, device.last_seen or "never", device.node)
+        level = (
+            "-" if device.level_bytes is None else show_bytes(device.level_bytes) if device.level_bytes else "too small"
+        )
+        seen = (device.last_seen or "never").removesuffix("+00:00").replace("T", " ")
+        samples = "-" if device.samples is None else str(device.samples)
+        devices.add_row(device.name or f"node {device.node}", device.state, seen, samples, level)
     console.print(devices if state.devices else "no devices: add some with `strata fleet keys`")
     runs = Table(title="runs", title_justify="left")
-    for column in ("run", "state", "method", "rounds", "time", "received", "sent", "folder"):
-        runs.add_column(column)
+    for column in ("run", "state", "method", "rounds", "time"):
+        runs.add_column(column, no_wrap=True)
+    runs.add_column("folder", overflow="fold")
     for run in state.runs:
-        runs.add_row(
-            run.run, run.state, run.method or "-", "-" if run.rounds is None else str(run.rounds),
-            "-" if run.seconds is None else f"{run.seconds:.0f} s", show_bytes(run.received_bytes),
-            show_bytes(run.sent_bytes), run.out or "-",
-        )  # fmt: skip
+        rounds, seconds = (
+            "-" if run.rounds is None else str(run.rounds),
+            "-" if run.seconds is None else f"{run.seconds:.0f} s",
+        )
+        runs.add_row(run.run, run.state, run.method or "-", rounds, seconds, run.out or "-")
     console.print(runs if state.runs else "no runs yet")

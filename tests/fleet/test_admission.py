@@ -55,7 +55,14 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
 
 
 def test_a_registered_device_is_admitted_and_seen(fleet: Fleet) -> None:
-    assert fleet.status()["a"] | {"node": ""} == {"name": "a", "node": "", "state": "registered", "last_seen": None}
+    assert fleet.status()["a"] | {"node": ""} == {
+        "name": "a",
+        "node": "",
+        "state": "registered",
+        "last_seen": None,
+        "samples": None,
+        "level_bytes": None,
+    }
     device = fleet.device("a")
     try:
         device.wait_for("a is connected")
