@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from strata.engines import Engine
     from strata.methods import Task
 
-UNITS_PER_JOB = {"re-estimated": 4, "batch": 1}  # batches of 125 or 1024 images: jobs small enough to share evenly
+UNITS_PER_JOB = {"re-estimated": 8, "batch": 1}  # batches of 64 or 1024 images: jobs small enough to share evenly
 
 
 @dataclass(frozen=True)

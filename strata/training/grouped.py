@@ -18,6 +18,7 @@ from torch.nn import functional
 
 from strata.cutting.rewrite import Step, steps
 from strata.cutting.rules import argument, family
+from strata.training.interpreting import StepValues, last_uses, run_step, take
 
 if TYPE_CHECKING:
     from strata.cutting import ChannelGraph, Cut
@@ -145,10 +146,10 @@ class _Plan:
         self.frozen_names = sorted(
             {str(x.target) for step in self._frozen for x in step.node.all_input_nodes if x.op == "get_attr"}
         )
-        self._last_frozen_use = _last_uses([step.node for step in self._frozen])
+        self._last_frozen_use = last_uses([step.node for step in self._frozen])
         if not self._trained:
             raise NotVectorisable("nothing is trained")
-        self._last_use = _last_uses([node for node, _ in self._trained])
+        self._last_use = last_uses([node for node, _ in self._trained])
 
     def run_frozen(self, state: Mapping[str, Tensor], x: Tensor) -> dict[Any, Tensor]:
         values: dict[Any, Any] = {self.input: x}
@@ -176,42 +177,12 @@ class _Plan:
         return str(node.target)
 
 
-def _last_uses(nodes: list[fx.Node]) -> dict[fx.Node, list[fx.Node]]:
-    last: dict[fx.Node, fx.Node] = {}
-    for node in nodes:
-        for x in node.all_input_nodes:
-            last[x] = node
-    uses: dict[fx.Node, list[fx.Node]] = {}
-    for x, node in last.items():
-        uses.setdefault(node, []).append(x)
-    return uses
-
-
 def _plain(step: Step, values: Mapping[Any, Any], state: Mapping[str, Tensor]) -> Any:
-    """One operation of the frozen part, as the submodel runs it; running statistics are not kept."""
-    call = step.call
-    replaced: dict[Any, Any] = {}
-    for cut in step.cuts:
-        replaced[cut.input] = _take(replaced.get(cut.input, values[cut.input]), cut.dim, cut.positions)
-
-    def value(node: fx.Node) -> Any:
-        return state[str(node.target)] if node.op == "get_attr" else replaced.get(node, values.get(node))
-
-    if family(step.node) == "batch_norm":
-        x, weight, bias, _, _, training, momentum, eps, _ = step.node.args
-        scale, shift = (None if p is None else value(p) for p in (weight, bias))  # type: ignore[arg-type]
-        return functional.batch_norm(value(x), None, None, scale, shift, True, momentum, eps)  # type: ignore[arg-type]
-    if call.target == "index_select":
-        return _take(value(call.args[0]), call.args[1], call.args[2])
-    args, kwargs = fx.node.map_aggregate((call.args, call.kwargs), lambda a: value(a) if isinstance(a, fx.Node) else a)
-    return call.target(*args, **kwargs)
-
-
-def _take(value: Tensor, dim: int, positions: Any) -> Tensor:
-    first, last = int(positions[0]), int(positions[-1])
-    if last - first + 1 == len(positions):
-        return value.narrow(dim, first, last - first + 1)
-    return value.index_select(dim, torch.as_tensor(positions))
+    """One operation of the frozen part; batch norms use the batch's statistics and keep none."""
+    if family(step.node) != "batch_norm":
+        return run_step(step, values, state)
+    x, weight, bias, _, _, _, momentum, eps, _ = map(StepValues(step, values, state), step.node.args)
+    return functional.batch_norm(x, None, None, weight, bias, True, momentum, eps)
 
 
 # --- rules: one per family of operations, returning how to run it on grouped values ------------------------------
@@ -244,7 +215,7 @@ def _input(plan: _Plan, step: Step, node: Any) -> Callable[[Mapping[Any, Any]], 
 
     def get(values: Mapping[Any, Any]) -> Tensor:
         parts = values[node].unflatten(1, (plan.devices, -1))
-        taken = _take(parts, 2, cut.positions).flatten(1, 2)
+        taken = take(parts, 2, cut.positions).flatten(1, 2)
         return taken.contiguous(memory_format=torch.channels_last)
 
     return get

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import weakref
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -14,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from strata.cutting.rewrite import steps
+from strata.training.chunked import Chunked, NotChunkable
 
 if TYPE_CHECKING:
     from strata.cutting import ChannelGraph, Cut
@@ -35,6 +37,7 @@ class Warm:
     parameters: dict[str, nn.Parameter]
     state: dict[str, Tensor]  # parameters and buffers: the module's own tensors
     device: str = "cpu"
+    by_chunks: Callable[[Warm, Tensor], Tensor] | None = None  # under batch statistics; None: only as a whole
 
     @cached_property
     def bytes(self) -> int:
@@ -91,7 +94,10 @@ def _build(graph: ChannelGraph, cut: Cut, device: str) -> Warm:
     channels_last = len(graph.input_shape) == 3 and _runs_channels_last(module, graph.input_shape)
     module.to(device)
     state = dict(module.state_dict(keep_vars=True))
-    return Warm(module, channels_last, dict(module.named_parameters()), state, device)
+    by_chunks: Chunked | None = None
+    with contextlib.suppress(NotChunkable):
+        by_chunks = Chunked(graph, cut)
+    return Warm(module, channels_last, dict(module.named_parameters()), state, device, by_chunks)
 
 
 def _runs_channels_last(module: nn.Module, input_shape: tuple[int, ...]) -> bool:

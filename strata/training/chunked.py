@@ -1,0 +1,128 @@
+"""A large batch under its own batch norm statistics, in chunks that fit the processor's cache.
+
+Between two batch norms the samples of a batch have nothing to do with each other. So every stretch of the network up to
+the next batch norm runs chunk by chunk, each layer finding its input still in the cache; the statistics of a chunk are
+taken at its end, and only their sum over all chunks has to be there before the next stretch begins.
+Twice as fast as layer by layer over 1024 images (docs/performance.md), and equal to it up to float32 rounding.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, fx
+
+from strata.cutting.rewrite import Step, steps
+from strata.cutting.rules import ELEMENTWISE, argument, family
+from strata.training.interpreting import StepValues, last_uses, run_step
+
+if TYPE_CHECKING:
+    from strata.cutting import ChannelGraph, Cut
+    from strata.training.submodels import Warm
+
+CHUNK_BYTES = 4 << 20  # of the largest value between two layers; measured best from 2 to 8 MiB
+FEWEST = 32  # images in a chunk: below, calls cost more than the cache saves
+
+Statistics = tuple[Tensor, Tensor]  # mean and (biased) variance per channel
+
+# What treats every sample on its own as long as the batch stays the first dim (checked) ...
+ALWAYS = {
+    *ELEMENTWISE, *(f"{name}_" for name in ELEMENTWISE), "batch_norm", "group_norm", "layer_norm",
+    "conv1d", "conv2d", "conv3d", "convolution", "linear", "flatten", "view", "reshape", "permute", "transpose",
+    "avg_pool2d", "max_pool2d", "adaptive_avg_pool2d", "adaptive_max_pool2d", "pad", "constant_pad_nd", "sym_size",
+}  # fmt: skip
+ALONG_A_DIM = {
+    "mean": 1,
+    "sum": 1,
+    "amax": 1,
+    "cat": 1,
+    "softmax": 1,
+    "log_softmax": 1,
+}  # ... and with these dims not 0
+
+
+class NotChunkable(Exception):
+    """Samples may meet elsewhere than in a batch norm."""
+
+
+class Chunked:
+    def __init__(self, graph: ChannelGraph, cut: Cut) -> None:
+        mode = graph.mode("eval")
+        table = graph.kept_table(cut)
+        self._input = next(node for node in mode.graph.nodes if node.op == "placeholder")
+        self._output = mode.output
+        self._constants = graph.cut_constants(table)
+        batch = str(self._input.meta["val"].shape[0])
+        self._stretches: list[list[Step]] = [[]]  # each but the first begins with a batch norm
+        for step in steps(mode, table):
+            if not _keeps_samples_apart(step.node, batch):
+                raise NotChunkable(f"{step.node.target}")
+            if family(step.node) == "batch_norm":
+                self._stretches.append([])
+            self._stretches[-1].append(step)
+        nodes = [step.node for stretch in self._stretches for step in stretch]
+        self._spent = last_uses(nodes)
+        values = [op for op in graph.sized(cut, 1, mode="eval") if op.kind == "op" and isinstance(op.shape, tuple)]
+        largest = max((math.prod(op.shape) * op.dtype.itemsize for op in values if op.dtype is not None), default=1)
+        self._images = max(FEWEST, 1 << max(1, CHUNK_BYTES // largest).bit_length() - 1)  # a power of two
+
+    def __call__(self, small: Warm, images: Tensor) -> Tensor:
+        """The outputs for the whole batch, images as `small` wants them."""
+        state = {**small.state, **{name: value.to(small.device) for name, value in self._constants.items()}}
+        chunks: list[dict[Any, Any]] = [{self._input: chunk} for chunk in images.split(self._images)]
+        statistics: Statistics | None = None
+        for number, stretch in enumerate(self._stretches):
+            following = self._stretches[number + 1][0] if number + 1 < len(self._stretches) else None
+            found: list[tuple[int, Statistics]] = []
+            for values in chunks:
+                for step in stretch:
+                    if step is stretch[0] and statistics is not None:
+                        values[step.node] = _normalised(step, values, state, statistics)
+                    else:
+                        values[step.node] = run_step(step, values, state)
+                    for spent in self._spent.get(step.node, ()):
+                        values.pop(spent, None)
+                if following is not None:
+                    found.append(_statistics(StepValues(following, values, state)(following.node.args[0])))
+            statistics = _together(found) if found else None
+        return torch.cat([values[self._output] for values in chunks])
+
+
+def _keeps_samples_apart(node: fx.Node, batch: str) -> bool:
+    name = family(node)
+    if name == "sym_size":
+        return True
+    value = node.meta.get("val")
+    if not isinstance(value, Tensor) or value.dim() == 0 or str(value.shape[0]) != batch:
+        return False
+    if name in ALONG_A_DIM:
+        dims = argument(node, ALONG_A_DIM[name], "dim", 0 if name == "cat" else None)
+        inner = [dims] if isinstance(dims, int) else dims
+        rank = node.all_input_nodes[0].meta["val"].dim()
+        return bool(inner) and all(dim % rank != 0 for dim in inner)
+    return name in ALWAYS
+
+
+def _statistics(x: Tensor) -> tuple[int, Statistics]:
+    mean, variance = torch.batch_norm_update_stats(x, None, None, 0.0)
+    return x.numel() // x.shape[1], (mean, variance)
+
+
+def _together(found: Sequence[tuple[int, Statistics]]) -> Statistics:
+    """Of all chunks, from each one's count, mean and variance; in float64, where the order of chunks hardly matters."""
+    counts = torch.tensor([count for count, _ in found], dtype=torch.float64)
+    means, variances = (torch.stack([pair[i].double().cpu() for _, pair in found]) for i in (0, 1))
+    shares = (counts / counts.sum()).unsqueeze(1)
+    mean = (shares * means).sum(0)
+    variance = (shares * (variances + (means - mean).square())).sum(0)
+    like = found[0][1][0]
+    return mean.to(like), variance.to(like)
+
+
+def _normalised(step: Step, values: Any, state: Any, statistics: Statistics) -> Tensor:
+    value = StepValues(step, values, state)
+    x, weight, bias, _, _, _, _, eps, cudnn = map(value, step.node.args)
+    return torch.batch_norm(x, weight, bias, *statistics, False, 0.0, eps, cudnn)
