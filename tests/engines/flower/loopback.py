@@ -65,12 +65,12 @@ def bundle() -> bytes:
     return buffer.getvalue()
 
 
-def wait_for(what: Callable[[], Any], why: str, patience: float = PATIENCE) -> Any:
+def wait_for(what: Callable[[], Any], why: str, pause: float = 0.1) -> Any:
     """Looks often; the answer is awaited, not guessed."""
-    until = time.monotonic() + patience
+    until = time.monotonic() + PATIENCE
     while not (found := what()):
-        assert time.monotonic() < until, f"{why}: not within {patience:g} s"
-        time.sleep(0.1)
+        assert time.monotonic() < until, f"{why}: not within {PATIENCE:g} s"
+        time.sleep(pause)
     return found
 
 
@@ -98,7 +98,8 @@ class Loopback:
 
     def link(self) -> subprocess.Popen[bytes]:
         """The SuperLink; it starts the server app of each run."""
-        command = ["flower-superlink", "--insecure", "--host", "127.0.0.1", "--port", str(self.port)]
+        command = ["flower-superlink", "--insecure", "--host", "127.0.0.1", "--port", str(self.port),
+                   "--database", str(self.folder / "link.sqlite")]  # fmt: skip  # devices are known after a restart
         process = self.start("link", command, self.environment("link-home", REPOSITORY / "tests"))
         wait_for(lambda: process.poll() is not None or self._is_up(), "the SuperLink")
         assert process.poll() is None, (self.folder / "link.log").read_text()
@@ -133,7 +134,10 @@ class Loopback:
     def finished(self, run: int, status: str = "completed") -> str:
         """Waits until the run has ended in this way; what Flower says about it."""
         with connect(self.access) as client:
-            ending = wait_for(lambda: outcome(client, run), f"the end of the run\n{self.logs()}")
+            try:
+                ending = wait_for(lambda: outcome(client, run), "the end of the run", pause=0.5)
+            except AssertionError as error:
+                raise AssertionError(f"{error}\n{self.logs()}") from None
         assert ending.status == status, f"{ending}\n{self.logs()}"
         return str(ending.details)
 

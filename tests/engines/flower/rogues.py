@@ -1,0 +1,82 @@
+"""Client apps of devices that misbehave: modules' texts, because each runs in its own device's processes."""
+
+from __future__ import annotations
+
+# Sends back an update with values that are not finite.
+NAN = """
+from flwr.app import Message
+from flwr.clientapp import ClientApp
+import torch
+from strata.engines.flower import client_app, codec, envelope
+app = ClientApp()
+
+@app.query()
+@app.train()
+@app.evaluate()
+def work(message, context):
+    packet = codec.decode(client_app.answer(message, context))
+    tensors = packet.tensors()
+    if packet.meta["what"] == "update":
+        next(iter(tensors.values())).fill_(float("nan"))
+    return Message(envelope.content(codec.encode(packet.meta, tensors)), reply_to=message)
+"""
+
+# Sends back its first update in every later round.
+REPLAYING = """
+from pathlib import Path
+from flwr.app import Message
+from flwr.clientapp import ClientApp
+from strata.engines.flower import client_app, codec, envelope
+app = ClientApp()
+first = Path(__file__).with_name("first-update")
+
+@app.query()
+@app.train()
+@app.evaluate()
+def work(message, context):
+    answer = client_app.answer(message, context)
+    if codec.decode(answer).meta["what"] == "update":
+        if first.exists():
+            answer = first.read_bytes()
+        else:
+            first.write_bytes(answer)
+    return Message(envelope.content(answer), reply_to=message)
+"""
+
+# Takes its first task, says so in a file, and never comes back.
+HANGING = """
+import select
+from pathlib import Path
+from flwr.app import Message
+from flwr.clientapp import ClientApp
+from strata.engines.flower import client_app, envelope
+app = ClientApp()
+
+@app.query()
+@app.evaluate()
+def work(message, context):
+    return Message(envelope.content(client_app.answer(message, context)), reply_to=message)
+
+@app.train()
+def hang(message, context):
+    Path(__file__).with_name("has-its-task").touch()
+    select.select([], [], [])
+"""
+
+# Says that it has four times the memory that it really has.
+BOASTING = """
+from flwr.app import Message
+from flwr.clientapp import ClientApp
+from strata.engines.flower import client_app, codec, envelope
+app = ClientApp()
+
+@app.query()
+@app.train()
+@app.evaluate()
+def work(message, context):
+    packet = codec.decode(client_app.answer(message, context))
+    meta = packet.meta
+    if meta["what"] == "device":
+        meta = {**meta, "budget": 4 * meta["budget"]}
+    return Message(envelope.content(codec.encode(meta, packet.tensors())), reply_to=message)
+"""
