@@ -17,7 +17,7 @@ from strata.experiments.figures import (
 from strata.experiments.results import Results
 from strata.experiments.steps import table_steps
 from strata.experiments.tables import table_digits, table_heterogeneous, table_iid, table_imagenet, table_noniid
-from strata.experiments.true_bytes import accuracy_at_true_bytes
+from strata.experiments.true_bytes import table_true_bytes
 
 EXPERIMENTS: dict[str, Callable[[Asked], Experiment]] = {
     "table-iid": table_iid,
@@ -31,7 +31,7 @@ EXPERIMENTS: dict[str, Callable[[Asked], Experiment]] = {
     "figure-limited-randomness": figure_limited_randomness,
     "figure-ablation": figure_ablation,
     "figure-mapping": figure_mapping,
-    "accuracy-at-true-bytes": accuracy_at_true_bytes,
+    "table-true-bytes": table_true_bytes,
     "table-digits": table_digits,
 }
 

@@ -60,7 +60,8 @@ class Segmented:
     """The forward pass of a SubModel in training, in segments. Knows the module's code, not the module."""
 
     def __init__(self, graph: fx.Graph, placement: Placement) -> None:
-        nodes = [node for node in graph.nodes if node.op == "call_function"]
+        in_graph = [node for node in graph.nodes if node.op == "call_function"]
+        nodes = [in_graph[index] for index in placement.order]
         self.input = next(node.name for node in graph.nodes if node.op == "placeholder")
         (self.output,) = (source.name for node in graph.nodes if node.op == "output" for source in node.all_input_nodes)
         bounds = [placement.begin, *placement.cuts, len(nodes)]

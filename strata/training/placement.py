@@ -10,6 +10,7 @@ a device really takes is measured.
 from __future__ import annotations
 
 import weakref
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -30,9 +31,10 @@ MOST_PLACES = 200  # of large graphs only those with the fewest live bytes are t
 
 @dataclass(frozen=True)
 class Placement:
-    """Positions in the list of operations; without cuts nothing is recomputed. The last segment never is."""
+    """Positions in the ordered list of operations; without cuts nothing is recomputed. The last segment never is."""
 
-    begin: int  # operations before it need no gradient: they run once, and autograd keeps nothing of them
+    order: tuple[int, ...]  # of the training graph's operations: what needs no gradient comes first
+    begin: int  # operations before it run once, and autograd keeps nothing of them
     cuts: tuple[int, ...]
     random: tuple[bool, ...]  # per recomputed segment, whether it draws random numbers
     recomputed_flops: int  # per sample, on top of an ordinary training step
@@ -52,19 +54,19 @@ _known: weakref.WeakKeyDictionary[ChannelGraph, dict[Any, Placement]] = weakref.
 
 
 def _place(graph: ChannelGraph, cut: Cut, segments: int | str, batch: int) -> Placement:
-    needs_gradient = [op.requires_grad for op in graph.sized(cut, SAMPLES) if op.kind in ("op", "cut")]
-    if True not in needs_gradient:
-        return Placement(len(needs_gradient), (), (), 0)
-    begin = needs_gradient.index(True)
     module = graph.submodel(cut)
-    watched = watch(module, graph.input_shape)
-    assert len(watched.calls) == len(needs_gradient)
+    first = frozen_first(module, watch(module, graph.input_shape))
+    order = (*first, *(index for index in range(len(calls(module))) if index not in first))
+    begin = len(first)
+    watched = watch(module, graph.input_shape, order)
     allowed = _allowed(watched, begin)
     cuts = _lowest(_costs(watched, allowed, batch / SAMPLES), len(allowed) if segments == "auto" else int(segments))
     positions = [allowed[index] for index in cuts]
     bounds = list(zip([begin, *positions], positions, strict=False))
-    work = forward_by_operation(graph, cut)
+    by_operation = forward_by_operation(graph, cut)
+    work = [by_operation[index] for index in order]
     return Placement(
+        order,
         begin,
         tuple(positions),
         tuple(any(watched.calls[i].draws for i in range(p, q)) for p, q in bounds),
@@ -84,6 +86,7 @@ class Call:
     changed: set[int] = field(default_factory=set)  # written in place
     parameters: set[int] = field(default_factory=set)  # that it reads and that are trained
     draws: bool = False
+    gradient: bool = False  # whether its result needs one
 
 
 @dataclass
@@ -96,10 +99,31 @@ class Watched:
     batch: set[int]
 
 
-def watch(module: nn.Module, input_shape: tuple[int, ...]) -> Watched:
+def calls(module: nn.Module) -> list[fx.Node]:
+    """The operations of a SubModel's training graph."""
+    graph: fx.Graph = module.train_graph  # type: ignore[assignment]
+    return [node for node in graph.nodes if node.op == "call_function"]
+
+
+def frozen_first(module: nn.Module, watched: Watched) -> list[int]:
+    """Operations that may come before all others: those without gradient that only need each other.
+
+    So a frozen layer's result is cut to what trained layers take of it at once, and segments need not keep it whole.
+    """
+    changed = set().union(*(call.changed for call in watched.calls))
+    early: dict[fx.Node, int] = {}
+    for index, (node, call) in enumerate(zip(calls(module), watched.calls, strict=True)):
+        alone = all(source in early or source.op != "call_function" for source in node.all_input_nodes)
+        if alone and not (call.gradient or call.draws or call.changed or call.read & changed):
+            early[node] = index
+    return list(early.values())
+
+
+def watch(module: nn.Module, input_shape: tuple[int, ...], order: Sequence[int] | None = None) -> Watched:
     """One forward pass of a SubModel in training mode. Its buffers move, so give it one that is not needed again."""
     graph: fx.Graph = module.train_graph  # type: ignore[assignment]
-    nodes = [node for node in graph.nodes if node.op == "call_function"]
+    nodes = calls(module)
+    nodes = nodes if order is None else [nodes[index] for index in order]
     numbers: dict[int, int] = {}
     tensors: list[Tensor] = []  # held, so that no address is used twice
     values: dict[fx.Node, Any] = {}
@@ -131,7 +155,7 @@ def watch(module: nn.Module, input_shape: tuple[int, ...]) -> Watched:
                 if source.op == "get_attr" and values[source].requires_grad:
                     call.parameters |= own
             if writes(node):
-                call.changed = read.get(node.args[0], set())
+                call.changed = read.get(node.args[0], set())  # type: ignore[arg-type]
             args, kwargs = fx.node.map_arg((node.args, node.kwargs), lambda n: values[n])
             before = torch.get_rng_state()
 
@@ -140,8 +164,10 @@ def watch(module: nn.Module, input_shape: tuple[int, ...]) -> Watched:
                 return tensor
 
             with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-                values[node] = node.target(*args, **kwargs)
+                values[node] = node.target(*args, **kwargs)  # type: ignore[operator]
             call.draws = not torch.equal(before, torch.get_rng_state())
+            several = values[node] if isinstance(values[node], (list, tuple)) else [values[node]]
+            call.gradient = any(isinstance(one, Tensor) and one.requires_grad for one in several)
             for one in (numbers_in(values[node]) | call.kept) - found.standing:
                 found.born.setdefault(one, index)
             call.read = set().union(*read.values()) - found.standing
@@ -229,6 +255,9 @@ def _costs(watched: Watched, places: list[int], samples: float) -> _Costs:
         for j, to in enumerate(places[i + 1 :], i + 1):
             within[i, j] = samples * highest[to - start - 1] + gradients[start]
             crossing[i, j] = samples * sum(watched.sizes[one] for one in alive[to] if watched.born[one] >= start)
+    # without any cut nothing is recomputed: of what frozen layers hand on only that stays which autograd keeps
+    needed = set().union(*(call.kept for call in watched.calls))
+    within[0, -1] -= samples * sum(watched.sizes[one] for one in alive[places[0]] if one not in needed)
     return _Costs(crossing, within, samples * _live(watched, places[0]))
 
 

@@ -137,18 +137,6 @@ def test_mapping_says_the_patience_that_was_used(tmp_path: Path) -> None:
     assert [r["accuracy_mean"] for r in records] == ["50.0", "40.0", "", "", "30.0"]
 
 
-def test_true_bytes(tmp_path: Path) -> None:
-    root = tmp_path / "runs"
-    fabricate(root, cell("slt", 0.25, variant="peak", options=(("accounting", "peak"),)), 1, 0, [0.8], peak=2**20)
-    fabricate(root, cell("slt", 0.25), 1, 0, [0.9], peak=3 * 2**20)
-    text, records, _ = rendered("accuracy-at-true-bytes", root, tmp_path / "out")
-    assert row(text, "SLT, planned by peak, 0.25")[1:] == ["80.0", "1.00 MiB", "1", "1"]
-    assert row(text, "SLT, planned as in the paper, 0.25")[1:] == ["90.0", "3.00 MiB", "1", "1"]
-    assert row(text, "FedAvg, 1")[1:] == ["–", "–", "–", "–"] and "checkpointing" in text
-    assert [r["peak_bytes"] for r in records if r["peak_bytes"]] == [str(3 * 2**20), str(2**20)]
-    assert (tmp_path / "out" / "figure.png").stat().st_size > 5000
-
-
 @pytest.mark.parametrize(
     "name", ["figure-motivation", "figure-steps", "figure-limited-randomness", "figure-ablation", "figure-mapping"]
 )

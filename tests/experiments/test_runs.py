@@ -31,7 +31,7 @@ def cells(name: str, **asked: Any) -> list[str]:
         ("table-iid", 48), ("table-noniid", 48), ("table-heterogeneous", 27), ("table-imagenet", 26),
         ("figure-motivation", 30), ("figure-communication", 35), ("figure-steps", 3),
         ("figure-limited-randomness", 9 + 4), ("figure-ablation", 8), ("figure-mapping", 5), ("table-steps", 0),
-        ("table-digits", 9), ("accuracy-at-true-bytes", 4 * 3 + 1 + 2),
+        ("table-digits", 9), ("table-true-bytes", 4 * 3 + 1 + 2 + 2),
     ],
 )  # fmt: skip
 def test_counts(name: str, count: int) -> None:
@@ -114,14 +114,6 @@ def test_mapping_and_how_patience_scales() -> None:
     # 5, 15, 25 become 1, 3, 5 at a fifth; at 0.06 they are 0.3, 0.9 and 1.5: 1, 1 and 2, so only two runs
     assert [row[2] for row in asked(0.2)[2:]] == [1, 3, 5]
     assert [(row[0], row[2]) for row in asked(0.06)[2:]] == [("early-stopping-5", 1), ("early-stopping-25", 2)]
-
-
-def test_true_bytes_plans_by_peak_where_a_plan_exists() -> None:
-    runs = [run for run in experiment("accuracy-at-true-bytes", Asked(seeds=1)).runs if run.cell.variant]
-    # by true peak no plan fits what ResNet20@0.125 needs (METHOD.md)
-    assert [(r.request.method, r.request.constraints, r.request.accounting) for r in runs] == [
-        ("slt", (0.25,), "peak"), ("slt", (0.5,), "peak"),
-    ]  # fmt: skip
 
 
 def test_scale_is_a_share_of_the_rounds() -> None:
