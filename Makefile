@@ -31,8 +31,9 @@ test: lint
 bench: $(STAMP)
 	$(BIN)/python -m benchmarks.run_all
 
+# not --quiet: it hides warnings from --strict too
 docs: $(STAMP)
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 	@echo "open site/index.html"
 
 clean:

@@ -5,6 +5,7 @@ In a page, before a block, one comment per line (they show neither on GitHub nor
     <!-- test: replace "--rounds 500" "--rounds 2" -->   run it smaller (the text must be there)
     <!-- test: exit 3 -->                                the block ends with this exit code
     <!-- test: background until "Uvicorn" -->            goes on until the page ends; wait for this text first
+    <!-- test: port 8477 -->                             stands for a free port, here and in the rest of the page
     <!-- test: output -->                                this block is what the block before it prints (… = anything)
     <!-- test: skip REASON -->                           not run, and listed by the test
 
@@ -40,6 +41,7 @@ class Block:
     exit_code: int = 0
     background: str | None = None  # the text that says it is ready
     is_output: bool = False
+    port: str | None = None
 
     @property
     def where(self) -> str:
@@ -107,6 +109,8 @@ def _block(page: str, line: int, info: str, code: str, wishes: list[str]) -> Blo
             found["exit_code"] = int(words[0])
         elif kind == "background" and len(words) == 2 and words[0] == "until":
             found["background"] = words[1]
+        elif kind == "port" and len(words) == 1:
+            found["port"] = words[0]
         elif kind == "output" and not words:
             found["is_output"] = True
         else:

@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import IO
 
@@ -81,7 +82,7 @@ def play(blocks: list[Block], folder: Path, warm: Warm) -> list[tuple[Block, flo
     log, said, seconds = folder.with_name(f"{folder.name}.log"), "", []
     with ExitStack() as stack, open(log, "w") as out:
         interpreter: Interpreter | None = None
-        for block in blocks:
+        for block in with_free_ports(blocks):
             if block.title is not None:
                 (folder / block.title).parent.mkdir(parents=True, exist_ok=True)
                 (folder / block.title).write_text(block.small)
@@ -103,6 +104,16 @@ def play(blocks: list[Block], folder: Path, warm: Warm) -> list[tuple[Block, flo
                 assert code == block.exit_code, f"{block.where} ended with {code}:\n{block.small}\n{said[-4000:]}"
                 seconds.append((block, time.monotonic() - began))
     return seconds
+
+
+def with_free_ports(blocks: list[Block]) -> Iterator[Block]:
+    ports: dict[str, str] = {}
+    for block in blocks:
+        if block.port is not None:
+            with socket.socket() as probe:
+                probe.bind(("127.0.0.1", 0))
+                ports[block.port] = str(probe.getsockname()[1])
+        yield replace(block, replacements=(*block.replacements, *((a, b) for a, b in ports.items() if a in block.code)))
 
 
 def _said(log: Path, start: int) -> str:
