@@ -112,6 +112,8 @@ class PrivateSum:
         received = cut.extract(self._state)
         change = {name: tensor.double() - received[name].double() for name, tensor in update.items()}
         norm = math.sqrt(sum(float(tensor.square().sum()) for tensor in change.values()))
+        if not math.isfinite(norm):  # float64 values near their limit: no multiple of them is of any use
+            change = {}
         factor = min(1.0, self._privacy.clip / norm) if norm > 0 else 1.0
         for name, tensor in change.items():
             spread = torch.zeros_like(self.sums[name])

@@ -96,6 +96,15 @@ def test_it_is_released_once_and_only_for_cuts_that_were_foreseen() -> None:
         private_sum().add(RowCut.of(STATE, {"a": (3,)}, frozen=("b",)), {"a": torch.tensor([1.0])})
 
 
+def test_a_change_too_large_for_numbers_counts_for_nothing() -> None:
+    state = {"a": torch.tensor([-1e308, 0.0], dtype=torch.float64)}
+    cut = RowCut.of(state, {})
+    for lie in ([1e308, 0.0], [-1e308, 1e200]):
+        total = PrivateSum(state, Reach({cut: 1}), PRIVACY, 1.0, 0)
+        total.add(cut, {"a": torch.tensor(lie, dtype=torch.float64)})
+        assert total.sums["a"].tolist() == [0.0, 0.0] and total.updates == 1
+
+
 ROWS = st.lists(st.floats(-1e4, 1e4, width=32), min_size=3, max_size=3)
 
 
