@@ -21,7 +21,7 @@ QUIET = {  # read when Ray is imported, and by all that it starts
     "RAY_USAGE_STATS_ENABLED": "0",  # nothing calls out
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "1",
     # Ray says on stdout, which is ours, what we deal with: lost workers and nodes
-    "RAY_DEDUP_LOGS_SKIP_REGEX": "A worker died or was killed|node with node id",
+    "RAY_DEDUP_LOGS_SKIP_REGEX": "A worker died or was killed|node with node id|Raylet is terminated",
 }
 
 
