@@ -19,6 +19,7 @@ from strata.federation.aggregation import ServerOptimizer
 from strata.federation.choosing import check_levels, method_named
 from strata.federation.files import read_json
 from strata.federation.folder import differences
+from strata.federation.options import LATER
 from strata.federation.progress import display
 from strata.federation.running import complete, make_engine, run
 from strata.federation.session import Result
@@ -90,7 +91,9 @@ class Request:
         check_levels(self.method, self.constraints, self.budgets, needed=False)
 
     def to_json(self) -> dict[str, Any]:
-        return asdict(self)
+        """What came later and was not asked for is left out: folders of older versions must compare equal."""
+        defaults = type(self).__dataclass_fields__
+        return {k: v for k, v in asdict(self).items() if k not in LATER or v != defaults[k].default}
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Request:
