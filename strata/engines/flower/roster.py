@@ -85,6 +85,7 @@ class Roster:
         self._post, self._model, self._say = post, model, say
         self.devices: dict[str, Device] = {}
         self._known: dict[int, str] = {}  # node -> name, or why it is not used
+        self._waiting: dict[str, Device] = {}  # came under a name that another node still has: perhaps a restart
         self.expected: str | None = None  # the model's structure, once it is known
         self.allowed: Collection[str] | None = None  # names, once the fleet is fixed
 
@@ -98,6 +99,11 @@ class Roster:
             if device.node not in nodes:
                 del self.devices[name]
                 self._say(f"{name} is gone")
+        for name, device in list(self._waiting.items()):
+            if name not in self.devices:
+                del self._waiting[name]
+                if device.node in nodes:
+                    self._admit(device)
         for node in sorted(nodes - set(self._known)):
             if self._post.send(node, "hello", codec.encode({"what": "hello", "model": self._model})) is not None:
                 self._known[node] = ""
@@ -127,7 +133,8 @@ class Roster:
             )
         other = self.devices.get(name)
         if other is not None and other.node != device.node:
-            raise codec.Malformed(f"there is another device named {name}: names must differ")
+            self._waiting[name] = device  # Flower takes a minute to notice that a node is gone
+            raise codec.Malformed(f"there is another device named {name}: if it has not restarted, names must differ")
         self._known[device.node] = name
         self.devices[name] = device
         self._say(

@@ -9,17 +9,23 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import load_file
 
 from strata.cutting import ChannelGraph
 from strata.data import load, parse_partition
+from strata.engines.flower.holding import holding_of
 from strata.engines.flower.settings import DeviceSettings, RunSettings
 from strata.federation import run
 from strata.federation.request import Request
+from strata.models.loading import load_model
+from tests.engines.flower import rogues
 from tests.engines.flower.loopback import Loopback, end, loopback, wait_for
 
 MIB = 2**20
 ROUNDS = 3
 PARTS = 12  # of digits: 125 images each
+DEADLINE = 60.0  # seconds; a task takes about six on an idle machine
 BUDGETS = {"ant": 16 * MIB, "bee": 24 * MIB, "cat": 32 * MIB}
 REQUEST = {"model": "resnet20", "method": "slt", "rounds": ROUNDS, "per_round": 3, "seed": 3, "lr": 0.1}
 
@@ -57,8 +63,9 @@ def locally(names: dict[str, int], out: Path) -> Path:
 
 
 def test_three_budgets_a_killed_server_and_the_bits_of_the_local_engine(fleet: Loopback, tmp_path: Path) -> None:
-    for index, (name, budget) in enumerate(BUDGETS.items()):
-        fleet.device(device(fleet.folder, name, index, budget))
+    devices = [
+        fleet.device(device(fleet.folder, name, index, budget)) for index, (name, budget) in enumerate(BUDGETS.items())
+    ]
     out = tmp_path / "fleet"
     fleet.run(RunSettings(REQUEST, str(out), minimum=3))
     wait_for(lambda: (out / "metrics.jsonl").exists() and records(out), "the first round")
@@ -72,6 +79,8 @@ def test_three_budgets_a_killed_server_and_the_bits_of_the_local_engine(fleet: L
     assert records(out) == records(local)
     assert (out / "model.safetensors").read_bytes() == (local / "model.safetensors").read_bytes()
     assert not any(record["dropped"] for record in records(out))
+    for process in devices:
+        end(process, signal.SIGTERM)
 
 
 def is_unlocked(out: Path) -> bool:
@@ -81,3 +90,46 @@ def is_unlocked(out: Path) -> bool:
         except OSError:
             return False
     return True
+
+
+def test_rogues_cost_their_own_updates_and_devices_evaluate(fleet: Loopback, tmp_path: Path) -> None:
+    small, held = 16 * MIB, {"hold_out": 0.2}
+    honest = device(fleet.folder, "hen", 0, small, **held)
+    fleet.device(honest)
+    lying = device(fleet.folder, "dot", 1, small, **held)
+    fleet.device(lying, rogues.NAN)
+    replaying = device(fleet.folder, "eel", 2, small, **held)
+    fleet.device(replaying, rogues.REPLAYING)
+    dying = fleet.device(device(fleet.folder, "fox", 3, small), rogues.HANGING)
+    boasting = device(fleet.folder, "gnu", 4, 10 * MIB, **held)  # says 40 MiB; its limit is at 26
+    fleet.device(boasting, rogues.BOASTING)
+    out = tmp_path / "rogues"
+    request = {**REQUEST, "per_round": 5, "eval_every": ROUNDS}
+    run = fleet.run(RunSettings(request, str(out), minimum=5, deadline=DEADLINE, evaluation="devices"))
+    wait_for((fleet.folder / "fox" / "has-its-task").exists, "the task of the device that dies")
+    end(dying, signal.SIGKILL)
+    fleet.finished(run)
+
+    names = json.loads((out / "fleet.json").read_text())["names"]
+    assert names == ["dot", "eel", "fox", "gnu", "hen"]
+    first, second, last = [
+        {names[entry["id"]]: entry["reason"] for entry in record["dropped"]} for record in records(out)
+    ]
+    assert set(first) == {"dot", "fox", "gnu"} and set(second) == set(last) == {"dot", "eel", "fox"}
+    assert all("not finite" in dropped["dot"] for dropped in (first, second, last))
+    assert second["eel"] == last["eel"] == "sent an update of round 0"
+    assert first["fox"] in (f"no answer within {DEADLINE:g} s", "disconnected")
+    assert second["fox"] in ("still busy with round 0", "not connected", "disconnected")
+    assert "out of memory" in first["gnu"] and first["gnu"].endswith(f"moved to the level of {small} bytes")
+
+    # the counts of all who hold something out, summed: the final model's own
+    summary = json.loads((out / "summary.json").read_text())
+    parts = [holding_of(one).held for one in (honest, lying, replaying, boasting)]
+    images = torch.cat([part.images for part in parts if part is not None])
+    labels = torch.cat([part.labels for part in parts if part is not None])
+    model = load_model("resnet20", 10, (3, 32, 32))
+    model.load_state_dict(load_file(out / "model.safetensors"))
+    data = load("digits").train
+    with torch.inference_mode():
+        right = (model.eval()(data.normalise(images)).argmax(1) == labels).sum().item()
+    assert len(labels) == 100 and abs(summary["accuracy"] * 100 - right) <= 1  # other batches may turn a close call

@@ -1,0 +1,317 @@
+"""The engine against devices in this process: a Grid of functions, with a real bench behind some of them."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from flwr.app import Message
+from flwr.app.error import Error
+from flwr.supercore.task_identity import TaskIdentity
+from torch import Tensor
+
+from strata.cutting import ChannelGraph
+from strata.engines.flower import codec
+from strata.engines.flower.bench import Bench, failure
+from strata.engines.flower.engine import FlowerEngine
+from strata.engines.flower.envelope import content, payload
+from strata.engines.flower.holding import holding_of
+from strata.engines.flower.levels import Assignment, group, level_for, per_device
+from strata.engines.flower.post import Post
+from strata.engines.flower.roster import Roster
+from strata.engines.flower.settings import DeviceSettings
+from strata.errors import BadInput
+from strata.federation.checking import problem_with
+from strata.federation.holdings import Holdings
+from strata.federation.program import EvaluateJob, FinishJob, TrainJob
+from strata.methods import create
+from strata.methods.base import Task
+from strata.models import resnet20
+from strata.planning import plan
+from strata.training import LocalTraining, combine
+
+Answering = Callable[[bytes], bytes | Error | None]  # None: never answers
+TRAINING = LocalTraining(batch_size=8, mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5))
+MIB = 2**20
+
+
+@pytest.fixture(autouse=True)
+def identity(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Flower's messages know which run they are of."""
+    monkeypatch.setattr(TaskIdentity, "_task_id", 1)
+    monkeypatch.setattr(TaskIdentity, "_run_id", 1)
+    monkeypatch.setattr(TaskIdentity, "_node_id", 1)
+
+
+class Grid:
+    """Flower's, as far as the post uses it."""
+
+    def __init__(self, nodes: dict[int, Answering]) -> None:
+        self.nodes = nodes
+        self.sent: list[tuple[int, codec.Packet]] = []
+        self._ready: dict[str, Message] = {}
+
+    def get_node_ids(self) -> list[int]:
+        return list(self.nodes)
+
+    def push_messages(self, messages: Iterable[Message]) -> list[str]:
+        ids = []
+        for message in messages:
+            id = f"message {len(self.sent)}"
+            message.metadata.__dict__["_message_id"] = id
+            node, data = message.metadata.dst_node_id, payload(message.content)
+            self.sent.append((node, codec.decode(data)))
+            answer = self.nodes[node](data)
+            if answer is not None:
+                made = Message(answer if isinstance(answer, Error) else content(answer), reply_to=message)
+                self._ready[id] = made
+            ids.append(id)
+        return ids
+
+    def pull_messages(self, ids: Iterable[str]) -> list[Message]:
+        return [self._ready.pop(id) for id in list(ids) if id in self._ready]
+
+
+@cache
+def graph() -> ChannelGraph:
+    return ChannelGraph(resnet20(num_classes=10), (3, 32, 32))
+
+
+@cache
+def state() -> dict[str, Tensor]:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return dict(resnet20(num_classes=10).state_dict())
+
+
+def bench(folder: Path, name: str, index: int = 0, hold_out: float = 0.0) -> Bench:
+    settings = DeviceSettings(
+        name, budget=64 * MIB, partition="iid", index=index, devices=60, hold_out=hold_out, cache=str(folder / name),
+        hard_limit=False,  # it is this process
+    )  # fmt: skip
+    return replace(_bench(), settings=settings, holding=holding_of(settings))
+
+
+@cache
+def _bench() -> Bench:
+    return Bench.prepared("resnet20", DeviceSettings("some", budget=MIB, partition="iid", devices=60))
+
+
+def device(made: Bench) -> Answering:
+    return lambda data: made.answer(codec.decode(data), 1)
+
+
+def fleet(grid: Grid, names: list[str], **more: Any) -> FlowerEngine:
+    post = Post(grid)  # type: ignore[arg-type]
+    roster = Roster(post, "resnet20", lambda text: None)
+    roster.gather(len(grid.nodes), 30.0)
+    assignment = more.pop("assignment", None) or Assignment((1, 2), (1,) * len(names))
+    values: dict[str, Any] = {"home": None, "deadline": None, "wait": 0.1, "say": lambda text: None,
+                              "save": lambda: None, "graph": graph(), **more}  # fmt: skip
+    return FlowerEngine(post, roster, names, assignment, TRAINING, "resnet20", **values)
+
+
+def job(round: int = 0, number: int = 0, frozen: int = 2) -> TrainJob:
+    return TrainJob(Task(round, number, graph().slt(frozen, frozen + 1, 0.3)), np.zeros(25, np.int64), 0.1, 0)
+
+
+def trained(grid: Grid) -> list[codec.Packet]:
+    return [packet for _, packet in grid.sent if packet.meta["what"] == "train"]
+
+
+def test_frozen_layers_travel_once_and_again_when_the_device_has_lost_them(tmp_path: Path) -> None:
+    grid = Grid({7: device(bench(tmp_path, "a"))})
+    engine = fleet(grid, ["a"])
+    cut = job().task.cut
+    (one,) = engine.run([job(0)], state())
+    assert one.reason is None and problem_with(one.result, job(0).task, state()) is None
+    (two,) = engine.run([job(1)], state())
+    assert two.reason is None and problem_with(two.result, job(1).task, state()) is None
+    first, second = trained(grid)
+    assert {entry.name for entry in first.entries} == set(cut.shapes)
+    assert {entry.name for entry in second.entries} == set(cut.shapes) - cut.frozen
+    # as the record counts it: parameters of 4 bytes
+    parameters = graph().parameter_names
+    sent = [sum(entry.bytes for entry in packet.entries if entry.name in parameters) for packet in (first, second)]
+    held = Holdings().after(0, {0: cut}, cut.trained)
+    assert sent == [Holdings().download_bytes(0, cut, parameters), held.download_bytes(0, cut, parameters)]
+
+    (tmp_path / "a" / "frozen.bin").unlink()
+    (three,) = engine.run([job(2)], state())
+    assert three.reason is None
+    asked, again = trained(grid)[2:]
+    assert {entry.name for entry in asked.entries} == set(cut.shapes) - cut.frozen
+    assert {entry.name for entry in again.entries} == set(cut.shapes)
+
+
+def test_a_changed_frozen_layer_is_sent(tmp_path: Path) -> None:
+    """Another level may still train it."""
+    grid = Grid({7: device(bench(tmp_path, "a"))})
+    engine = fleet(grid, ["a"])
+    list(engine.run([job(0)], state()))
+    name = next(name for name in job().task.cut.shapes if name in job().task.cut.frozen)
+    changed = {**state(), name: state()[name] + 1}
+    (after,) = engine.run([job(1)], changed)
+    assert after.reason is None
+    sent = {entry.name for entry in trained(grid)[1].entries}
+    assert sent & job().task.cut.frozen == {name}
+
+
+def test_late_busy_gone(tmp_path: Path) -> None:
+    good = bench(tmp_path, "a")
+    grid = Grid({7: silent(good), 8: device(bench(tmp_path, "b", 1))})
+    engine = fleet(grid, ["a", "b"], deadline=0.6)
+    began = time.monotonic()
+    outcomes = {outcome.index: outcome.reason for outcome in engine.run([job(0, 0), job(0, 1)], state())}
+    assert outcomes[0] == "no answer within 0.6 s" and time.monotonic() - began >= 0.6
+    (one,) = engine.run([job(1, 0)], state())
+    assert one.reason == "still busy with round 0"
+    engine.post._looked = float("-inf")
+    del grid.nodes[7]
+    (two,) = engine.run([job(2, 0)], state())
+    assert two.reason == "not connected"
+    grid.nodes[9] = device(good)  # it has restarted
+    engine._wait = 30.0
+    engine.post._looked = float("-inf")
+    (three,) = engine.run([job(3, 0)], state())
+    assert three.reason is None
+
+
+def silent(made: Bench) -> Answering:
+    """Greets, then never answers."""
+    return lambda data: made.answer(codec.decode(data), 1) if codec.decode(data).meta["what"] == "hello" else None
+
+
+def changed(made: Bench, **meta: Any) -> Answering:
+    def answer(data: bytes) -> bytes:
+        packet = codec.decode(made.answer(codec.decode(data), 1))
+        if packet.meta["what"] != "update":
+            return codec.encode(packet.meta, packet.tensors())
+        return codec.encode({**packet.meta, **meta}, packet.tensors())
+
+    return answer
+
+
+@pytest.mark.parametrize(
+    ("meta", "said"),
+    [
+        ({"round": 4}, "sent an update of round 4"),
+        ({"device": 1}, "in the name of device 1"),
+        ({"cut": "0" * 16}, "another cut"),
+        ({"token": "another"}, "answered another message"),
+        ({"what": "device"}, "sent device in place of an update"),
+        ({"samples": True}, "True samples"),
+        ({"samples": None}, "None samples"),
+        ({"loss": "much"}, "loss is 'much'"),
+        ({"loss": None}, "loss is nan"),
+        ({"peak_bytes": -1}, "peak memory"),
+        ({"round": [0]}, r"round \[0\]"),
+    ],
+)  # fmt: skip
+def test_lies_are_refused(tmp_path: Path, meta: dict[str, Any], said: str) -> None:
+    grid = Grid({7: changed(bench(tmp_path, "a"), **meta)})
+    (one,) = fleet(grid, ["a"]).run([job()], state())
+    reason = one.reason or problem_with(one.result, job().task, state())
+    assert reason is not None
+    assert re.search(said, reason), reason
+
+
+def test_rubbish_errors_and_too_little_memory(tmp_path: Path) -> None:
+    good = bench(tmp_path, "a")
+    reply: list[Any] = [b"rubbish"]
+
+    def answer(data: bytes) -> Any:
+        return good.answer(codec.decode(data), 1) if codec.decode(data).meta["what"] == "hello" else reply[0]
+
+    moved = Assignment((16, 24), (1,))
+    engine = fleet(Grid({7: answer}), ["a"], assignment=moved)
+    (one,) = engine.run([job()], state())
+    assert one.reason is not None and "cannot be read" in one.reason
+    reply[0] = Error(code=1, reason="client app\ncrashed")
+    (two,) = engine.run([job()], state())
+    assert two.reason == "no answer (client app crashed)"
+    reply[0] = failure("memory", "out of memory")
+    (three,) = engine.run([job(5)], state())
+    assert three.reason == "out of memory; moved to the level of 16 bytes" and moved.moves == [(5, 0, 0)]
+    (four,) = engine.run([job(6)], state())
+    assert four.reason == "out of memory; there is no smaller level for it"
+    (five,) = engine.run([job(7)], state())
+    assert five.reason == "has too little memory for any level"
+
+
+def test_devices_evaluate_and_their_counts_are_summed(tmp_path: Path) -> None:
+    benches = [bench(tmp_path, name, index, hold_out=0.4) for index, name in enumerate("ab")]
+    grid = Grid({7 + index: device(made) for index, made in enumerate(benches)})
+    engine = fleet(grid, ["a", "b"])
+    cut = graph().full()
+    (one,) = engine.run([EvaluateJob(cut, 1, "test", "re-estimated", (0,), 0)], state())
+    assert one.reason is None
+    found = combine(one.result, "re-estimated")
+    held = [made.holding.held for made in benches]
+    labels = torch.cat([part.labels for part in held if part is not None])
+    assert found.counts == tuple(torch.bincount(labels, minlength=10).tolist()) and sum(found.counts) == 20
+    (two,) = engine.run([FinishJob(cut, 0)], state())
+    model = resnet20(num_classes=10)
+    model.load_state_dict(two.result)
+    images = torch.cat([part.images for part in held if part is not None])
+    with torch.inference_mode():
+        right = (model.eval()(TRAINING.prepared(images)).argmax(1) == labels).sum().item()
+    assert abs(right - sum(found.correct)) <= 1
+    # measured once for both: the state is the same
+    assert [packet.meta["what"] for _, packet in grid.sent if packet.meta["what"] == "statistics"] == ["statistics"] * 2
+
+
+def test_a_name_belongs_to_one_node_until_that_is_gone(tmp_path: Path) -> None:
+    said: list[str] = []
+    grid = Grid({7: device(bench(tmp_path, "a"))})
+    post = Post(grid)  # type: ignore[arg-type]
+    roster = Roster(post, "resnet20", said.append)
+    roster.gather(1, 30.0)
+    grid.nodes[8] = device(bench(tmp_path, "a"))
+    roster.gather(1, 30.0)
+    assert roster.devices["a"].node == 7 and "another device named a" in said[-1]
+    del grid.nodes[7]
+    roster.gather(1, 30.0)
+    assert roster.devices["a"].node == 8
+
+
+def test_too_few_devices_is_said_with_the_reason(tmp_path: Path) -> None:
+    grid = Grid({7: lambda data: failure("refused", "no such model here")})
+    roster = Roster(Post(grid), "resnet20", lambda text: None)  # type: ignore[arg-type]
+    with pytest.raises(BadInput, match=r"0 of 1 devices were there after 0.3 s \(none\); not used: no such model here"):
+        roster.gather(1, 0.3)
+
+
+def test_only_agreed_models_are_built() -> None:
+    with pytest.raises(BadInput, match="not told to build 'os:abort'"):
+        Bench.prepared("os:abort", DeviceSettings("a"))
+
+
+def test_levels() -> None:
+    assert group([30, 10, 20, 10], 4) == [10, 20, 30]
+    assert group([1, 2, 3, 4, 5, 6], 2) == [1, 4] and group([5, 9], 1) == [5]
+    assert [level_for(budget, [10, 20, 30]) for budget in (9, 10, 19, 30, 99)] == [None, 0, 0, 2, 2]
+    moves = Assignment((10, 20, 30), (2, 0))
+    assert moves.at(3) == (2, 0)
+    assert moves.move_down(0, 3) == 1 and moves.at(3) == (1, 0)
+    assert moves.move_down(1, 4) == -1 and moves.at(4) == (1, 0)  # keeps its cut, and gets no task
+    again = Assignment.from_json(moves.to_json())
+    assert again.at(4) == (1, 0) and again.moves == [(3, 0, 1)]  # round 4 is done again, and its move with it
+
+
+def test_every_device_its_level() -> None:
+    budgets = [16 * MIB, 24 * MIB]
+    slt = create("slt", graph(), plan=plan(graph(), (3, 32, 32), 32, budget=budgets, rounds=6))
+    mixed = per_device(slt, slt, [1, 1, 0])
+    other = create("slt", graph(), plan=plan(graph(), (3, 32, 32), 32, budget=[24 * MIB, 24 * MIB, 16 * MIB], rounds=6))
+    assert [mixed.cut_for(3, device) for device in range(3)] == [other.cut_for(3, device) for device in range(3)]
+    rolex = create("fedrolex", graph(), constraints=(0.25, 0.5))
+    assert per_device(rolex, rolex, [1, 0, 1]).constraints == (0.5, 0.25, 0.5)  # type: ignore[attr-defined]
