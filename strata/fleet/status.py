@@ -68,9 +68,9 @@ def look(access: Access) -> FleetState:
     )
 
 
-def _known(folders: Sequence[str | None]) -> dict[str, dict[str, int]]:
+def _known(folders: Sequence[str | None]) -> dict[str, dict[str, Any]]:
     """What the runs' own files say of each device, the latest run last."""
-    known: dict[str, dict[str, int]] = {}
+    known: dict[str, dict[str, Any]] = {}
     for folder in folders:
         try:
             said = json.loads((Path(folder or "/nowhere") / "fleet.json").read_text())

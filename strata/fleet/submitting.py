@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import re
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ from strata.fleet.addresses import Unreachable
 from strata.fleet.app import bundle, bundle_hash
 from strata.fleet.children import Signals, Stopped
 from strata.fleet.control import Access, connect
+from strata.fleet.words import PREFIX, Words
 
 PAUSE = 2.0  # seconds before looking for a server that has gone
 GONE = 120.0  # seconds after which it is given up
@@ -27,10 +27,11 @@ class Ending:
     run_id: int
     status: str  # completed, failed, stopped or lost
     details: str
+    failure: int = 1  # the exit code where it failed
 
     @property
     def code(self) -> int:
-        return {"completed": 0, "stopped": 130}.get(self.status, 1)
+        return {"completed": 0, "stopped": 130}.get(self.status, self.failure)
 
 
 def run_settings(args: argparse.Namespace, local: bool) -> RunSettings:
@@ -49,6 +50,8 @@ def run_settings(args: argparse.Namespace, local: bool) -> RunSettings:
     if args.resume:  # what was asked for at first is in the folder, which may be out of our sight
         request = jsonable(Request.of_folder(out, asked)) if local else to_json(asked)
     else:
+        if local and (out / "config.json").exists():
+            raise BadInput(f"{out} already holds a run: resume it with --resume, or choose another folder")
         request = jsonable(Request(**asked))
     return RunSettings(
         request=request, out=str(out), resume=args.resume, minimum=args.wait_for, wait=args.wait,
@@ -92,6 +95,7 @@ def _follow(access: Access, run_id: int, show: Callable[[str], None], say: Calla
     from flwr.proto.control_pb2 import StreamLogsRequest
 
     latest = 0.0
+    words = Words(show)
     away_since: float | None = None
     while True:
         try:
@@ -101,11 +105,12 @@ def _follow(access: Access, run_id: int, show: Callable[[str], None], say: Calla
                     away_since = None
                 with _closing(client.StreamLogs(StreamLogsRequest(run_id=run_id, after_timestamp=latest))) as stream:
                     for part in stream:
-                        show(own_words(part.log_output))
+                        words.hear(part.log_output)
                         latest = max(latest, part.latest_timestamp)
                 ending = outcome(client, run_id)
                 if ending is not None:
-                    return ending
+                    code = words.end()
+                    return replace(ending, failure=code)
         except BadInput as error:
             now = time.monotonic()
             if away_since is None:
@@ -116,12 +121,6 @@ def _follow(access: Access, run_id: int, show: Callable[[str], None], say: Calla
         time.sleep(PAUSE)
 
 
-def own_words(text: str) -> str:
-    """The server app's output without Flower's lines about itself and without colours."""
-    lines = re.sub(r"\x1b\[[0-9;]*m", "", text).splitlines(keepends=True)
-    return "".join(line for line in lines if not re.match(r"(INFO|DEBUG)\s*:|Successfully installed strata ", line))
-
-
 def outcome(client: Any, run_id: int) -> Ending | None:
     """How the run ended; None while it goes on."""
     from flwr.proto.control_pb2 import ListRunsRequest
@@ -129,7 +128,7 @@ def outcome(client: Any, run_id: int) -> Ending | None:
     run = client.ListRuns(ListRunsRequest(run_id=run_id)).run_dict[run_id]
     if run.status.status != "finished":
         return None
-    return Ending(run_id, run.status.sub_status, run.status.details)
+    return Ending(run_id, run.status.sub_status, run.status.details.removeprefix(PREFIX))
 
 
 def _stop(access: Access, run_id: int) -> Ending:

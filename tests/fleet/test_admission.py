@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import signal
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
@@ -17,6 +16,7 @@ pytest.importorskip("flwr")
 from strata.fleet.addresses import parse_address
 from strata.fleet.control import Access, connect
 from strata.fleet.keys import make_keys
+from strata.fleet.status import DeviceState, look
 from tests.fleet.processes import PATIENCE, Command, descendants, free_port, strata, wait_until_gone
 
 
@@ -41,10 +41,9 @@ class Fleet:
             "--budget", "64MiB", "--cache", f"cache-{name}", *more,
         )  # fmt: skip
 
-    def status(self) -> dict[str, dict[str, Any]]:
-        done = strata("fleet", "status", "--server", self.address, "--keys", "keys", "--json", cwd=self.folder)
-        assert done.returncode == 0, done.stderr
-        return {device["name"]: device for device in json.loads(done.stdout)["devices"]}
+    def status(self) -> dict[str, DeviceState]:
+        state = look(Access.of(parse_address(self.address), self.keys, insecure=False))
+        return {device.name: device for device in state.devices}
 
 
 @pytest.fixture(scope="module")
@@ -55,25 +54,18 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
 
 
 def test_a_registered_device_is_admitted_and_seen(fleet: Fleet) -> None:
-    assert fleet.status()["a"] | {"node": ""} == {
-        "name": "a",
-        "node": "",
-        "state": "registered",
-        "last_seen": None,
-        "samples": None,
-        "level_bytes": None,
-    }
+    assert replace(fleet.status()["a"], node="") == DeviceState("a", "", "registered", last_seen=None)
     device = fleet.device("a")
     try:
         device.wait_for("a is connected")
         seen = fleet.status()["a"]
-        assert seen["state"] == "online" and seen["last_seen"].startswith("20")
+        assert seen.state == "online" and seen.last_seen and seen.last_seen.startswith("20")
         below = descendants(device.process.pid)
         assert below
     finally:
         assert device.stop(signal.SIGINT) == 0
     assert wait_until_gone(below) == []
-    assert fleet.status()["a"]["state"] == "offline"
+    assert fleet.status()["a"].state == "offline"
 
 
 def test_an_unregistered_key_is_refused(fleet: Fleet) -> None:
@@ -154,9 +146,9 @@ def test_a_device_comes_back_after_the_server(fleet: Fleet) -> None:
         assert wait_until_gone(below) == []
         fleet.server = fleet.start_server()
         deadline = time.monotonic() + PATIENCE
-        while fleet.status()["b"]["state"] != "online" and time.monotonic() < deadline:
+        while fleet.status()["b"].state != "online" and time.monotonic() < deadline:
             time.sleep(1)
-        assert fleet.status()["b"]["state"] == "online"
+        assert fleet.status()["b"].state == "online"
         below = descendants(device.process.pid)
         device.process.kill()
         assert wait_until_gone(below) == []

@@ -1,0 +1,131 @@
+"""The whole thing with the real commands: keys, a TLS server, three devices with different memory, a run."""
+
+from __future__ import annotations
+
+import json
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("flwr")
+from strata.fleet.addresses import parse_address
+from strata.fleet.control import Access
+from strata.fleet.status import FleetState, look
+from tests.fleet.processes import PATIENCE, Command, alive, descendants, free_port, strata, wait_until_gone
+
+NETS = """
+from torch import nn
+
+
+def small(num_classes: int = 10) -> nn.Module:
+    def block(before: int, after: int, stride: int) -> list[nn.Module]:
+        return [nn.Conv2d(before, after, 3, stride, 1, bias=False), nn.BatchNorm2d(after), nn.ReLU()]
+
+    return nn.Sequential(
+        *block(3, 8, 2), *block(8, 16, 2), *block(16, 16, 1), nn.AdaptiveAvgPool2d(1), nn.Flatten(),
+        nn.Linear(16, num_classes),
+    )
+"""
+BUDGETS = (800 << 10, 1 << 20, 2 << 20)  # bytes; the whole network takes 865 KiB at a batch of 16
+RUN = ("--model", "nets:small", "--method", "slt", "--rounds", "2", "--per-round", "3", "--batch", "16", "--seed", "3")
+
+
+class Fleet:
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        (folder / "nets.py").write_text(NETS)  # the users' own network: on the devices and on the server
+        self.at = ("--server", f"localhost:{free_port()}", "--keys", "keys")
+        made = strata("fleet", "keys", "keys", "--devices", "a,b,c", cwd=folder)
+        assert made.returncode == 0, made.stderr
+        port = self.at[1].rpartition(":")[2]
+        self.server = Command(folder, "fleet", "server", "--keys", "keys", "--host", "127.0.0.1", "--port", port,
+                              "--data-dir", "state")  # fmt: skip
+        self.devices: list[Command] = []
+        self.server.wait_for("serving at")
+        for index, name in enumerate("abc"):
+            self.devices.append(
+                Command(folder, "fleet", "device", *self.at, "--name", name, "--budget", str(BUDGETS[index]),
+                        "--model", "nets:small", "--data", "digits", "--part", f"{index}/3", "--split-seed", "3",
+                        "--cache", f"cache-{name}")
+            )  # fmt: skip
+        for device in self.devices:
+            device.wait_for("is connected")
+
+    def run(self, *arguments: str) -> Command:
+        return Command(self.folder, "fleet", "run", *self.at, *arguments)
+
+    def status(self) -> FleetState:
+        return look(Access.of(parse_address(self.at[1]), self.folder / "keys", insecure=False))
+
+    def stop(self) -> None:
+        running = [*self.devices, self.server]
+        below = [pid for command in running if alive(command.process.pid) for pid in descendants(command.process.pid)]
+        assert [command.stop() for command in running] == [0, 0, 0, 0]
+        assert wait_until_gone(below) == []
+
+
+@pytest.fixture(scope="module")
+def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
+    fleet = Fleet(tmp_path_factory.mktemp("fleet"))
+    try:
+        yield fleet
+    finally:
+        fleet.stop()
+
+
+def without_seconds(file: Path) -> list[dict[str, Any]]:
+    return [{k: v for k, v in json.loads(line).items() if k != "seconds"} for line in file.read_text().splitlines()]
+
+
+def test_a_fleet_trains_to_the_bits_of_the_local_engine(fleet: Fleet) -> None:
+    run = fleet.run(*RUN, "--wait-for", "3", "--out", "fleet-run")
+    here = Command(fleet.folder, "run", *RUN, "--budget", ",".join(map(str, BUDGETS)), "--devices", "3", "--exact",
+                   "--workers", "0", "--quiet", "--out", "local-run")  # fmt: skip
+    assert run.wait(4 * PATIENCE) == 0, run.text()
+    assert here.wait(4 * PATIENCE) == 0, here.text()
+    for words in ("a is here: 500 samples, 819200 bytes for training", "round 2/2", "accuracy"):
+        assert words in run.text()
+    assert "INFO" not in run.text() and "\x1b" not in run.text()
+    ours, theirs = fleet.folder / "fleet-run", fleet.folder / "local-run"
+    assert without_seconds(ours / "metrics.jsonl") == without_seconds(theirs / "metrics.jsonl")
+    assert (ours / "model.safetensors").read_bytes() == (theirs / "model.safetensors").read_bytes()
+    state = fleet.status()
+    assert [(device.name, device.state, device.samples, device.level_bytes) for device in state.devices] == [
+        (name, "online", 500, budget) for name, budget in zip("abc", BUDGETS, strict=True)
+    ]
+    (listed,) = state.runs
+    assert (listed.state, listed.method, listed.rounds, listed.out) == ("completed", "slt", 2, str(ours))
+    assert listed.received_bytes > without_seconds(ours / "metrics.jsonl")[0]["upload_bytes"]
+
+
+def test_a_run_that_fails_says_why(fleet: Fleet) -> None:
+    lonely = fleet.run(*RUN, "--wait-for", "9", "--wait", "0.5", "--out", "lonely", "--json")
+    assert lonely.wait() == 2
+    assert " of 9 devices were there after 0.5 s" in lonely.text() and "Traceback" not in lonely.text()
+    assert not (fleet.folder / "lonely").exists()
+
+
+def test_folders_are_checked_before_anything_is_sent(fleet: Fleet) -> None:
+    runs = len(fleet.status().runs)
+    used = fleet.run(*RUN, "--out", "fleet-run")
+    missing = fleet.run("--out", "nowhere", "--resume")
+    assert used.wait() == 2 and "fleet-run already holds a run: resume it with --resume" in used.text()
+    assert missing.wait() == 2 and "there is no run to resume in" in missing.text()
+    assert len(fleet.status().runs) == runs and not (fleet.folder / "nowhere").exists()
+
+
+def test_ctrl_c_stops_the_run_and_it_can_go_on(fleet: Fleet) -> None:
+    out = fleet.folder / "stopped"
+    run = fleet.run("--model", "nets:small", "--method", "fedavg", "--rounds", "500", "--per-round", "1",
+                    "--batch", "16", "--budget", "1MiB", "--out", "stopped")  # fmt: skip
+    deadline = time.monotonic() + 2 * PATIENCE
+    while not (out / "metrics.jsonl").exists() and time.monotonic() < deadline and run.process.poll() is None:
+        time.sleep(0.2)
+    assert run.stop(signal.SIGINT) == 130, run.text()
+    assert "go on with --out" in run.text() and (out / "checkpoint").is_dir()
+    assert fleet.status().runs[-1].state == "stopped"
+    assert {device.state for device in fleet.status().devices} == {"online"}
