@@ -232,10 +232,11 @@ def test_without_an_address_a_cluster_is_started_and_ended_and_a_run_may_change_
     nowhere = {"RAY_ADDRESS": "127.0.0.1:1", "STRATA_TEST": str(tmp_path)}  # it does not go where others point
     own = subprocess.Popen(
         [sys.executable, "-m", "strata", *digits, "--engine", "ray", "--workers", "1", "--out", "two"], cwd=tmp_path,
-        env={**os.environ, **nowhere, "PYTHONPATH": str(Path(__file__).parents[2])}, stdout=subprocess.PIPE, text=True,
-        start_new_session=True,
+        env={**os.environ, **nowhere, "PYTHONPATH": str(Path(__file__).parents[2])}, stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE, text=True, start_new_session=True,
     )  # fmt: skip
-    assert eventually((tmp_path / "two/metrics.jsonl").exists, 300) and len(marked(mark)) > 3
+    assert eventually(lambda: (tmp_path / "two/metrics.jsonl").exists() or own.poll() is not None, 300)
+    assert own.poll() is None and len(marked(mark)) > 3, own.communicate()[1]
     os.killpg(own.pid, signal.SIGINT)  # as a terminal does
     assert own.communicate(timeout=300)[0] == "" and own.returncode == 130
     assert eventually(lambda: not marked(mark), 120)

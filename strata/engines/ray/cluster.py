@@ -13,6 +13,7 @@ import warnings
 from collections.abc import Iterator
 from typing import Any
 
+from strata.engines.base import EngineFailed
 from strata.engines.ray import Ray, host_and_port
 from strata.errors import BadInput
 
@@ -80,7 +81,11 @@ class Connection:
 
     def _start(self, cpus: int) -> None:
         # "local": also where RAY_ADDRESS or a file of a cluster long gone (ray_current_cluster) names another
-        self.ray.init(address="local", num_cpus=cpus, include_dashboard=False, **self._common)
+        try:
+            self.ray.init(address="local", num_cpus=cpus, include_dashboard=False, **self._common)
+        except Exception as error:  # a machine so busy that Ray's own time limits pass, for one
+            self.ray.shutdown()
+            raise EngineFailed(f"Ray did not start on this machine: {' '.join(str(error).split())[:300]}") from error
 
     def _join(self, address: str) -> None:
         if address != "auto":
