@@ -46,7 +46,7 @@ clientapp = "fleet_device:app"
 strata = ""
 """
 REPOSITORY = Path(__file__).parents[3]
-PATIENCE = 300.0  # seconds; the machine may be loaded
+PATIENCE = 600.0  # seconds; the machine may be loaded
 
 
 def free_port() -> int:
