@@ -15,7 +15,8 @@ pytest.importorskip("flwr")
 from strata.fleet.addresses import parse_address
 from strata.fleet.control import Access
 from strata.fleet.status import FleetState, look
-from tests.fleet.processes import PATIENCE, Command, alive, descendants, free_port, strata, wait_until_gone
+from tests.fleet.link import Link, Unavailable
+from tests.fleet.processes import PATIENCE, STRATA, Command, alive, descendants, free_port, strata, wait_until_gone
 
 NETS = """
 from torch import nn
@@ -35,22 +36,34 @@ RUN = ("--model", "nets:small", "--method", "slt", "--rounds", "2", "--per-round
 
 
 class Fleet:
+    """Device c is at the other end of a slow, lossy link, where this machine can make one."""
+
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        self.devices: list[Command] = []
+        self.link: Link | None = None
+        self.why_no_link = ""
+        try:
+            self.link = Link()
+        except Unavailable as error:
+            self.why_no_link = str(error)
         (folder / "nets.py").write_text(NETS)  # the users' own network: on the devices and on the server
         self.at = ("--server", f"localhost:{free_port()}", "--keys", "keys")
-        made = strata("fleet", "keys", "keys", "--devices", "a,b,c", cwd=folder)
+        far = self.link.here if self.link else "127.0.0.1"
+        made = strata("fleet", "keys", "keys", "--host", far, "--devices", "a,b,c", cwd=folder)
         assert made.returncode == 0, made.stderr
         port = self.at[1].rpartition(":")[2]
-        self.server = Command(folder, "fleet", "server", "--keys", "keys", "--host", "127.0.0.1", "--port", port,
+        self.server = Command(folder, "fleet", "server", "--keys", "keys", "--host", "0.0.0.0", "--port", port,
                               "--data-dir", "state")  # fmt: skip
-        self.devices: list[Command] = []
         self.server.wait_for("serving at")
         for index, name in enumerate("abc"):
+            behind = name == "c" and self.link is not None
+            server = f"{far if behind else '127.0.0.1'}:{port}"
             self.devices.append(
-                Command(folder, "fleet", "device", *self.at, "--name", name, "--budget", str(BUDGETS[index]),
-                        "--model", "nets:small", "--data", "digits", "--part", f"{index}/3", "--split-seed", "3",
-                        "--cache", f"cache-{name}")
+                Command(folder, "fleet", "device", "--server", server, "--keys", "keys",
+                        "--name", name, "--budget", str(BUDGETS[index]), "--model", "nets:small", "--data", "digits",
+                        "--part", f"{index}/3", "--split-seed", "3", "--cache", f"cache-{name}",
+                        program=(*self.link.program, *STRATA) if behind and self.link else STRATA)
             )  # fmt: skip
         for device in self.devices:
             device.wait_for("is connected")
@@ -66,6 +79,8 @@ class Fleet:
         below = [pid for command in running if alive(command.process.pid) for pid in descendants(command.process.pid)]
         assert [command.stop() for command in running] == [0, 0, 0, 0]
         assert wait_until_gone(below) == []
+        if self.link is not None:
+            self.link.close()
 
 
 @pytest.fixture(scope="module")
@@ -100,6 +115,14 @@ def test_a_fleet_trains_to_the_bits_of_the_local_engine(fleet: Fleet) -> None:
     (listed,) = state.runs
     assert (listed.state, listed.method, listed.rounds, listed.out) == ("completed", "slt", 2, str(ours))
     assert listed.received_bytes > without_seconds(ours / "metrics.jsonl")[0]["upload_bytes"]
+
+
+def test_one_device_was_behind_a_slow_lossy_link(fleet: Fleet) -> None:
+    """The run above has the right bits in spite of it; here is that the link was slow and lossy, and was used."""
+    if fleet.link is None:
+        pytest.skip(fleet.why_no_link)
+    assert fleet.link.sent > 100 and fleet.link.lost > 0
+    assert "10.213." in fleet.devices[2].text()
 
 
 def test_a_run_that_fails_says_why(fleet: Fleet) -> None:
