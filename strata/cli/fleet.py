@@ -25,7 +25,7 @@ NOT_HERE = {
     "--dropout": "it is simulated, and these devices are real",
     "--stragglers": "it is simulated, and these devices are real",
     "--exact": "every device trains on its own already",
-    "--compile": "devices train plain networks",
+    "--kernels": "they are for simulated devices",
     "--device": "devices train where they are",
     "--task-timeout": "use --deadline",
     "--checkpoint-every": "a fleet's run is saved after every round",

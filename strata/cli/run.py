@@ -35,7 +35,7 @@ EXAMPLES = """examples:
 SIMPLE = (
     "model", "data", "partition", "method", "variant", "pool", "accounting", "schedule", "init", "epochs", "momentum",
     "weight_decay", "proximal", "augmentation", "micro_batch", "activation_checkpointing",
-    "devices", "per_round", "seed", "lr", "lr_end", "quorum", "dropout", "device",
+    "devices", "per_round", "seed", "lr", "lr_end", "quorum", "dropout", "device", "kernels",
     "stragglers", "deadline", "server_optimizer", "server_lr", "server_momentum", "norm_bound", "eval_every", "bn",
     "validation", "aggregation", "dp_noise", "dp_clip", "dp_delta", "dp_seed",
 )  # fmt: skip
@@ -121,8 +121,8 @@ def add_run_arguments(parser: argparse.ArgumentParser) -> None:
         help="simulate every device on its own; else narrow ones run as one network, equal up to float32 rounding",
     )  # fmt: skip
     local.add_argument(
-        "--compile", action="store_true", default=None,
-        help="compile the networks of narrow devices: about a minute for each step, then up to 1.4 times as fast",
+        "--kernels", choices=("auto", "off"),
+        help="our own convolutions for very narrow networks, where a C compiler can build them (default auto)",
     )  # fmt: skip
     local.add_argument("--device", metavar="NAME", help="where networks run: cpu (default), cuda, cuda:N")
     judge = parser.add_argument_group("evaluation")
@@ -162,7 +162,6 @@ def given(args: argparse.Namespace) -> dict[str, Any]:
     )
     values["weighted"] = args.weighted
     values["exact"] = args.exact
-    values["compile"] = args.compile
     for name in ("classes", "batch", "rounds", "patience"):
         text = getattr(args, name)
         values[name] = None if text is None else at_least_one(text, f"--{name}")

@@ -85,7 +85,7 @@ class Request:
     validation: float = 0.0
     exact: bool = False
     device: str = "cpu"
-    compile: bool = False
+    kernels: str = "auto"
 
     def __post_init__(self) -> None:
         check_levels(self.method, self.constraints, self.budgets, needed=False)
@@ -149,7 +149,7 @@ class Request:
         return LocalTraining(
             self.batch, self.epochs, self.momentum, self.weight_decay, self.proximal, augmentation,
             micro_batch=self.micro_batch, activation_checkpointing=self.activation_checkpointing, device=self.device,
-            compile=self.compile,
+            kernels=False if self.kernels == "off" else None,
         )  # fmt: skip
 
     def make_method(self, graph: ChannelGraph) -> Method:

@@ -28,7 +28,7 @@ from strata.federation.progress import display
 from strata.federation.rounds import RoundSettings
 from strata.federation.session import Result, Session
 from strata.federation.trackers import MLflow, TensorBoard, check_extras, started
-from strata.training import COHORT, WIDEST, LocalTraining, cohorts, cosine
+from strata.training import COHORT, WIDEST, LocalTraining, cohorts, cosine, kernels
 from strata.training.checkpointing import recomputed_flops
 
 if TYPE_CHECKING:
@@ -185,10 +185,12 @@ def _on_ray(
 
 
 def complete(training: LocalTraining | None, data: FederatedData) -> LocalTraining:
-    """With the data's own augmentation (unless training is given) and normalisation."""
+    """With the data's own augmentation (unless training is given), normalisation, and what this machine can do."""
     training = training or LocalTraining(augmentation=data.augmentation)
     if not training.mean and training.preparation is None:
         training = replace(training, mean=data.train.mean, std=data.train.std)
+    if training.kernels is None:  # decided here, once, and recorded: all workers do the same
+        training = replace(training, kernels=kernels.available())
     return training
 
 

@@ -28,9 +28,10 @@ if TYPE_CHECKING:
 
 COHORT = 5  # devices in one network: two cohorts make a usual round of ten, one for each of two cores
 WIDEST = 8.0  # channels; wider networks fill the machine one by one (benchmarks/training.py)
+WIDEST_FOR_KERNELS = 3.0  # channels; up to here our own convolutions are quicker than torch's grouped ones
 KEPT = 8  # grouped networks per graph that stay built
 
-_Key = tuple[str, int, str, bool]  # structure of the cut, number of devices, where it runs, whether compiled
+_Key = tuple[str, int, str, bool]  # structure of the cut, number of devices, where it runs, whether by our own kernels
 _grouped: weakref.WeakKeyDictionary[ChannelGraph, OrderedDict[_Key, Grouped | None]] = weakref.WeakKeyDictionary()
 
 
@@ -89,14 +90,19 @@ def train_cohort(
 
 
 def narrow(graph: ChannelGraph, cut: Cut) -> bool:
-    """Whether the trained convolutions are so narrow that overhead rules: mean channels over the positions of maps."""
+    """Whether overhead rules."""
+    return mean_channels(graph, cut) <= WIDEST
+
+
+def mean_channels(graph: ChannelGraph, cut: Cut) -> float:
+    """Of the trained convolutions, over the positions of their maps; infinite where nothing of the kind is trained."""
     channels = positions = 0
     for op in graph.sized(cut, 1):
         if op.kind == "op" and op.requires_grad and "conv2d" in str(op.target):
             here = math.prod(op.shape[2:])
             channels += here * op.shape[1]
             positions += here
-    return 0 < channels <= WIDEST * positions
+    return channels / positions if positions else math.inf
 
 
 def _simple(task: Task, settings: LocalTraining) -> bool:
@@ -115,10 +121,11 @@ def _split(group: list[int]) -> list[list[int]]:
 
 def _network(graph: ChannelGraph, cut: Cut, devices: int, settings: LocalTraining) -> Grouped | None:
     known = _grouped.setdefault(graph, OrderedDict())
-    key = (structure(graph, cut), devices, settings.device, settings.compile)
+    key = (structure(graph, cut), devices, settings.device, bool(settings.kernels))
     if key not in known:
         try:
-            known[key] = Grouped(graph, cut, devices, settings.device, settings.compile)
+            own_kernels = bool(settings.kernels) and mean_channels(graph, cut) <= WIDEST_FOR_KERNELS
+            known[key] = Grouped(graph, cut, devices, settings.device, own_kernels)
         except NotVectorisable:
             known[key] = None
         while len(known) > KEPT:

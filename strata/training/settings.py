@@ -66,7 +66,7 @@ class LocalTraining:
     device: str = "cpu"  # where the network runs, such as cuda; each kind of device has its own bits
     # "auto" or at most so many segments of the forward pass; backward computes all but the last anew (same bits)
     activation_checkpointing: int | str | None = None
-    compile: bool = False  # vectorised networks through torch.compile: pays in long runs (docs/performance.md)
+    kernels: bool | None = None  # our own convolutions for very narrow cohorts; None: where there is a C compiler
 
     def __post_init__(self) -> None:
         for name in ("mean", "std"):  # lists are welcome, but settings are hashed

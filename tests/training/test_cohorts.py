@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
-from dataclasses import replace
 from functools import cache
 
 import pytest
@@ -168,18 +166,3 @@ def test_what_has_no_grouped_form_is_trained_one_by_one(name: str) -> None:
     part = cut.extract(model.state_dict())
     tasks = [Task(0, d, cut) for d in range(2)]
     assert train_cohort(graph, tasks, [part] * 2, device_data(2, 4, shape), SETTINGS, 0.1, 0) is None
-
-
-@pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler")
-def test_a_compiled_cohort_agrees_too() -> None:
-    model, graph = graph_of("narrow")
-    cut = graph.slt(1, 2, 0.5)
-    tasks = [Task(0, device, cut) for device in range(2)]
-    data = device_data(2, 8, (3, 8, 8))
-    parts = [cut.extract(model.state_dict())] * 2
-    plain = train_cohort(graph, tasks, parts, data, SETTINGS, 0.05, 9)
-    compiled = train_cohort(graph, tasks, parts, data, replace(SETTINGS, compile=True), 0.05, 9)
-    assert plain is not None and compiled is not None
-    for one, other in zip(plain, compiled, strict=True):
-        for name, tensor in one.tensors.items():
-            torch.testing.assert_close(other.tensors[name], tensor, rtol=1e-3, atol=1e-4)

@@ -1,0 +1,149 @@
+"""Our own convolutions against torch's, and the cohorts that use them."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.nn import functional
+
+from strata.cutting import ChannelGraph
+from strata.errors import BadInput
+from strata.methods import Task
+from strata.models import resnet20
+from strata.training import LocalTraining, kernels, train_device
+from strata.training.cohorts import _network, train_cohort
+from strata.training.kernels import convolution
+
+needs_compiler = pytest.mark.skipif(not kernels.available(), reason="there is no C compiler")
+
+
+def compare(networks: int, into: int, out: int, size: tuple[int, int], kernel: tuple[int, int], stride: int,
+            padding: int, batch: int) -> None:  # fmt: skip
+    generator = torch.Generator().manual_seed(1)
+    x = torch.randn(networks, into, *size, batch, generator=generator)
+    w = torch.randn(networks, out, into, *kernel, generator=generator)
+    ours = [x.clone().requires_grad_(), w.clone().requires_grad_()]
+    result = convolution(ours[0], ours[1], stride, padding)
+    side_by_side = x.permute(4, 0, 1, 2, 3).flatten(1, 2).double().requires_grad_()
+    weights = w.flatten(0, 1).double().requires_grad_()
+    expected = functional.conv2d(side_by_side, weights, stride=stride, padding=padding, groups=networks)
+    above = torch.randn(expected.shape, generator=generator, dtype=torch.float64)
+    expected.backward(above)
+    shape = (networks, out, *expected.shape[2:], batch)
+    result.backward(above.float().permute(1, 2, 3, 0).reshape(shape))
+    close = {"rtol": 1e-4, "atol": 1e-4 * into * kernel[0] * kernel[1]}
+    torch.testing.assert_close(result.double(), expected.permute(1, 2, 3, 0).reshape(shape), **close)
+    assert side_by_side.grad is not None and weights.grad is not None
+    assert ours[0].grad is not None and ours[1].grad is not None
+    torch.testing.assert_close(ours[0].grad.double(), side_by_side.grad.permute(1, 2, 3, 0).reshape(x.shape), **close)
+    scale = float(weights.grad.abs().max()) or 1.0
+    torch.testing.assert_close(ours[1].grad.double() / scale, weights.grad.view(w.shape) / scale, rtol=0, atol=1e-5)
+
+
+@needs_compiler
+@settings(max_examples=60, deadline=None)
+@given(
+    networks=st.integers(1, 3), into=st.integers(1, 9), out=st.integers(1, 9), height=st.integers(1, 9),
+    width=st.integers(1, 9), kernel_h=st.integers(1, 5), kernel_w=st.integers(1, 5), stride=st.integers(1, 3),
+    padding=st.integers(0, 3), batch=st.sampled_from([16, 32, 48]),
+)  # fmt: skip
+def test_any_convolution_equals_torchs(networks: int, into: int, out: int, height: int, width: int, kernel_h: int,
+                                       kernel_w: int, stride: int, padding: int, batch: int) -> None:  # fmt: skip
+    if height + 2 * padding < kernel_h or width + 2 * padding < kernel_w:
+        return
+    compare(networks, into, out, (height, width), (kernel_h, kernel_w), stride, padding, batch)
+
+
+@needs_compiler
+@pytest.mark.parametrize("width", [31, 32, 33, 70])
+def test_rows_longer_than_a_part(width: int) -> None:
+    compare(2, 3, 5, (4, width), (3, 3), 1, 1, 16)
+    compare(2, 3, 5, (4, width), (3, 3), 2, 1, 16)
+
+
+@needs_compiler
+def test_by_hand_and_the_same_bits_again() -> None:
+    # one sample: 1 2 3 in a row, kernel 1 10 100, padding 1 -> 0*1+1*10+2*100, 1+20+300, 2+30
+    x = torch.zeros(1, 1, 1, 3, 16)
+    x[0, 0, 0, :, 5] = torch.tensor([1.0, 2.0, 3.0])
+    w = torch.zeros(1, 1, 3, 3).unsqueeze(0)
+    w[0, 0, 0, 1] = torch.tensor([1.0, 10.0, 100.0])
+    found = convolution(x, w, 1, 1)
+    assert found[0, 0, 0, :, 5].tolist() == [210.0, 321.0, 32.0]
+    assert found.sum() == 563
+    y = torch.randn(2, 3, 8, 8, 32)
+    v = torch.randn(2, 4, 3, 3, 3)
+    assert torch.equal(convolution(y, v, 1, 1), convolution(y, v, 1, 1))
+
+
+@needs_compiler
+@pytest.mark.parametrize("kind", ["prefix", "slt"])
+def test_a_cohort_agrees_with_devices_on_their_own(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("strata.training.cohorts.WIDEST_FOR_KERNELS", 8.0)
+    torch.manual_seed(0)
+    model = resnet20(10, 16)
+    graph = ChannelGraph(model, (3, 16, 16))
+    cut = graph.prefix(0.125) if kind == "prefix" else graph.slt(2, 3, 0.125)
+    tasks = [Task(0, device, cut) for device in range(3)]
+    generator = torch.Generator().manual_seed(4)
+    data = [
+        (torch.randint(0, 256, (40, 3, 16, 16), generator=generator, dtype=torch.uint8),
+         torch.randint(0, 10, (40,), generator=generator))
+        for _ in tasks
+    ]  # fmt: skip
+    parts = [cut.extract(model.state_dict())] * 3
+    training = LocalTraining(batch_size=16, kernels=True)  # 16, 16 and 8: the last batch does not fill registers
+    network = _network(graph, cut, 3, training)
+    assert network is not None and network._quick is not None
+    updates = train_cohort(graph, tasks, parts, data, training, 0.01, 9)
+    again = train_cohort(graph, tasks, parts, data, training, 0.01, 9)
+    assert updates is not None and again is not None
+    for task, part, own, update, repeated in zip(tasks, parts, data, updates, again, strict=True):
+        alone = train_device(graph, task, part, *own, replace(training, kernels=False), 0.01, 9)
+        assert update.loss == pytest.approx(alone.loss, rel=1e-3)
+        for name, tensor in alone.tensors.items():
+            torch.testing.assert_close(update.tensors[name], tensor, rtol=1e-2, atol=2e-3)
+            assert torch.equal(update.tensors[name], repeated.tensors[name])
+
+
+def test_without_a_compiler_there_are_none_and_it_is_said(tmp_path: Path) -> None:
+    script = (
+        "from strata.training import kernels\n"
+        "from strata.errors import BadInput\n"
+        "assert not kernels.available()\n"
+        "try: kernels.require()\n"
+        "except BadInput as error: print(error)\n"
+    )
+    environment = {
+        "PATH": str(tmp_path),
+        "XDG_CACHE_HOME": str(tmp_path),
+        "PYTHONPATH": ":".join(filter(None, sys.path)),
+    }
+    answer = subprocess.run(
+        [sys.executable, "-c", script], env=environment, capture_output=True, text=True, timeout=300
+    )
+    assert answer.returncode == 0, answer.stderr
+    assert "no C compiler" in answer.stdout and "--kernels off" in answer.stdout
+
+
+def test_a_compiler_that_fails_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    broken = tmp_path / "gcc"
+    broken.write_text("#!/bin/sh\nexit 1\n")
+    broken.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    kernels._library.cache_clear()
+    try:
+        assert not kernels.available()
+        with pytest.raises(BadInput, match="no C compiler"):
+            kernels.require()
+        assert not list((tmp_path / "cache" / "strata" / "kernels").iterdir()), "nothing half-made stays"
+    finally:
+        kernels._library.cache_clear()
