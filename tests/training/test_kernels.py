@@ -86,7 +86,7 @@ def test_by_hand_and_the_same_bits_again() -> None:
 @needs_compiler
 @pytest.mark.parametrize("kind", ["prefix", "slt"])
 def test_a_cohort_agrees_with_devices_on_their_own(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("strata.training.cohorts.WIDEST_FOR_KERNELS", 8.0)
+    monkeypatch.setitem(_network.__globals__, "WIDEST_FOR_KERNELS", 8.0)
     torch.manual_seed(0)
     model = resnet20(10, 16)
     graph = ChannelGraph(model, (3, 16, 16))
