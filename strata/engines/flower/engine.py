@@ -90,7 +90,7 @@ class FlowerEngine:
     def _train(self, jobs: Sequence[TrainJob], state: Mapping[str, Tensor]) -> Iterator[Outcome]:
         if not jobs:
             return
-        self.await_someone([self.names[job.task.device] for job in jobs])
+        self.await_someone()
         asked: dict[str, Asked] = {}  # by message
         for index, job in enumerate(jobs):
             problem = self._send(asked, Asked(index, job, self.names[job.task.device], "", self.until()), state)
@@ -214,13 +214,13 @@ class FlowerEngine:
                 self.roster.devices[name] = replace(device, holds=held)
                 return
 
-    def await_someone(self, names: Sequence[str]) -> None:
-        """Until one of these devices can be asked: a broken connection must not use up a round's attempts."""
+    def await_someone(self) -> None:
+        """Until any device can be asked: a broken connection must not use up a round's attempts."""
         until = time.monotonic() + self._wait
         while True:
             for _ in self.hear():
                 pass
-            if any(self.is_free(name) for name in names) or time.monotonic() >= until:
+            if any(map(self.is_free, self.names)) or time.monotonic() >= until:
                 return
             self.post.pause()
 

@@ -104,7 +104,7 @@ class Survey:
     ) -> dict[int, Any]:  # fmt: skip
         """What each device that is free answers, by number; who cannot or does not is left out, and named."""
         engine = self._engine
-        engine.await_someone(engine.names)
+        engine.await_someone()
         until = engine.until()
         asked: dict[str, tuple[int, Device, str]] = {}
         for number, device in engine.free_devices():

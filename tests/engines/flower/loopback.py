@@ -131,15 +131,18 @@ class Loopback:
     def access(self) -> Access:
         return Access.of(parse_address(f"127.0.0.1:{self.port}"), None, True)
 
-    def finished(self, run: int, status: str = "completed") -> str:
-        """Waits until the run has ended in this way; what Flower says about it."""
+    def until(self, run: int, what: Callable[[], Any]) -> None:
+        """Waits for something that this run brings about."""
         with connect(self.access) as client:
-            try:
-                ending = wait_for(lambda: outcome(client, run), "the end of the run", pause=0.5)
-            except AssertionError as error:
-                raise AssertionError(f"{error}\n{self.logs()}") from None
-        assert ending.status == status, f"{ending}\n{self.logs()}"
-        return str(ending.details)
+            wait_for(lambda: what() or outcome(client, run), "what the run brings about", pause=0.5)
+            ending = outcome(client, run)
+        assert ending is None or what(), f"{ending}\n{self.logs()}"
+
+    def finished(self, run: int) -> None:
+        """Waits until the run has ended, and ended well."""
+        with connect(self.access) as client:
+            ending = wait_for(lambda: outcome(client, run), "the end of the run", pause=0.5)
+        assert ending.status == "completed", f"{ending}\n{self.logs()}"
 
     def logs(self) -> str:
         files = [*self.folder.glob("*.log"), *self.folder.glob("*/cache/device.log")]

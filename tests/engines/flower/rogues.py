@@ -63,7 +63,7 @@ def hang(message, context):
     select.select([], [], [])
 """
 
-# Says that it has four times the memory that it really has.
+# Says that it has five times the memory that it really has.
 BOASTING = """
 from flwr.app import Message
 from flwr.clientapp import ClientApp
@@ -77,6 +77,6 @@ def work(message, context):
     packet = codec.decode(client_app.answer(message, context))
     meta = packet.meta
     if meta["what"] == "device":
-        meta = {**meta, "budget": 4 * meta["budget"]}
+        meta = {**meta, "budget": 5 * meta["budget"]}
     return Message(envelope.content(codec.encode(meta, packet.tensors())), reply_to=message)
 """

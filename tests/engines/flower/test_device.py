@@ -117,7 +117,7 @@ def test_training_gives_the_bits_of_train_device(settings: DeviceSettings, owner
 
 
 def test_over_the_budget_is_said_at_once_and_the_next_task_is_done(settings: DeviceSettings, owner: int) -> None:
-    """The whole network needs 51 MiB at batch 32; the limit is at 12, and 16 for what no tensor accounts for."""
+    """The whole network needs 51 MiB at batch 32; the limit is at 12, and 24 for what no tensor accounts for."""
     before = workers(settings)
     packet = ask(settings, message("train", graph().full()), owner)
     assert packet.meta["kind"] == "memory"
