@@ -58,6 +58,8 @@ def conduct(grid: Grid, settings: RunSettings) -> Result | None:
     saved = read_json(out / FILE) if settings.resume and (out / FILE).exists() else None
     before = read_json(out / "config.json")["request"] if settings.resume and (out / "config.json").exists() else {}
     request = Request.from_json({**before, **settings.request, "exact": True})
+    if saved is not None and saved["evaluation"] != settings.evaluation:
+        raise BadInput(f"this run is evaluated by the {saved['evaluation']}: resume it with the same --evaluation")
     if settings.evaluation == "devices" and request.validation:
         raise BadInput("devices hold out data for evaluation themselves: give no --validation with it")
     if request.dp_noise is not None:
@@ -86,12 +88,16 @@ def conduct(grid: Grid, settings: RunSettings) -> Result | None:
     roster.devices = {name: device for name, device in roster.devices.items() if name in roster.allowed}
     say(f"{len(fleet)} devices: {names(fleet)}; levels of {', '.join(map(str, assignment.levels)) or 'one size'} bytes")
 
+    base = request.make_method(graph)
     training = request.make_training(data)
     rest, held = request.split(data)
     at_home = settings.evaluation == "server"
     home = make_engine(model, rest, training, settings.workers, held=held, graph=graph) if at_home else None
-    facts = {"names": fleet, "samples": samples, "mean": list(data.train.mean), "std": list(data.train.std),
-             "classes": data.classes, "input": list(data.input_shape), "augmentation": data.augmentation}  # fmt: skip
+    facts = {
+        "names": fleet, "samples": samples, "evaluation": settings.evaluation, "classes": data.classes,
+        "input": list(data.input_shape), "mean": list(data.train.mean), "std": list(data.train.std),
+        "augmentation": data.augmentation,
+    }  # fmt: skip
 
     def save() -> None:
         write_json(out / FILE, {**facts, **assignment.to_json()})
@@ -100,7 +106,6 @@ def conduct(grid: Grid, settings: RunSettings) -> Result | None:
         post, roster, fleet, assignment, training, request.model, home=home, deadline=settings.deadline,
         wait=settings.wait, say=say, save=save, graph=graph,
     )  # fmt: skip
-    base = request.make_method(graph)
 
     def adjusted(method: Method, round: int) -> Method:
         return per_device(method, base, assignment.at(round))
@@ -112,6 +117,9 @@ def conduct(grid: Grid, settings: RunSettings) -> Result | None:
             resume=settings.resume, progress=True, request=jsonable(request), adjusted=adjusted,
             **request.run_options(),
         )  # fmt: skip
+    except KeyboardInterrupt:
+        say(f"on this fleet that is: strata fleet run --out {out} --resume")
+        raise
     finally:
         engine.close()
 
