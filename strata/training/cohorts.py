@@ -28,7 +28,8 @@ if TYPE_CHECKING:
 
 COHORT = 5  # devices in one network: two cohorts make a usual round of ten, one for each of two cores
 WIDEST = 8.0  # channels; wider networks fill the machine one by one (benchmarks/training.py)
-WIDEST_FOR_KERNELS = 3.0  # channels; up to here our own convolutions are quicker than torch's grouped ones
+WIDEST_FOR_KERNELS = 3.0  # channels; up to here, and with no frozen layers (whose wide maps would have to be turned
+# around), our own convolutions are 1.5 to 2 times as quick as torch's grouped ones
 KEPT = 8  # grouped networks per graph that stay built
 
 _Key = tuple[str, int, str, bool]  # structure of the cut, number of devices, where it runs, whether by our own kernels
@@ -124,7 +125,8 @@ def _network(graph: ChannelGraph, cut: Cut, devices: int, settings: LocalTrainin
     key = (structure(graph, cut), devices, settings.device, bool(settings.kernels))
     if key not in known:
         try:
-            own_kernels = bool(settings.kernels) and mean_channels(graph, cut) <= WIDEST_FOR_KERNELS
+            very_narrow = not cut.frozen and mean_channels(graph, cut) <= WIDEST_FOR_KERNELS
+            own_kernels = bool(settings.kernels) and very_narrow
             known[key] = Grouped(graph, cut, devices, settings.device, own_kernels)
         except NotVectorisable:
             known[key] = None

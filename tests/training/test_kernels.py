@@ -90,7 +90,7 @@ def test_a_cohort_agrees_with_devices_on_their_own(kind: str, monkeypatch: pytes
     torch.manual_seed(0)
     model = resnet20(10, 16)
     graph = ChannelGraph(model, (3, 16, 16))
-    cut = graph.prefix(0.125) if kind == "prefix" else graph.slt(2, 3, 0.125)
+    cut = graph.prefix(0.125) if kind == "prefix" else graph.slt(0, 1, 0.125)
     tasks = [Task(0, device, cut) for device in range(3)]
     generator = torch.Generator().manual_seed(4)
     data = [
@@ -102,6 +102,8 @@ def test_a_cohort_agrees_with_devices_on_their_own(kind: str, monkeypatch: pytes
     training = LocalTraining(batch_size=16, kernels=True)  # 16, 16 and 8: the last batch does not fill registers
     network = _network(graph, cut, 3, training)
     assert network is not None and network._quick is not None
+    behind_frozen = _network(graph, graph.slt(2, 3, 0.125), 3, training)
+    assert behind_frozen is not None and behind_frozen._quick is None
     updates = train_cohort(graph, tasks, parts, data, training, 0.01, 9)
     again = train_cohort(graph, tasks, parts, data, training, 0.01, 9)
     assert updates is not None and again is not None

@@ -81,7 +81,8 @@ def _call(name: str, result: Tensor, first: Tensor, second: Tensor, shape: tuple
     library = _library()
     assert library is not None
     pointers = (ctypes.c_void_p(tensor.data_ptr()) for tensor in (result, first, second))
-    getattr(library, name)(*pointers, (ctypes.c_int * len(shape))(*shape))
+    if not getattr(library, name)(*pointers, (ctypes.c_int * len(shape))(*shape)):
+        raise MemoryError(f"no memory for the sums of {name}")
 
 
 @lru_cache(maxsize=1)

@@ -7,6 +7,9 @@
  * seven eighths of every multiplication. Here a register holds 16 samples of one channel and one position, and a weight
  * is a scalar. Every sum is taken in a fixed order: the same input gives the same bits.
  */
+#include <stdlib.h>
+#include <string.h>
+
 #define LANES 16
 #define COLUMNS 32 /* of a row at a time: their sums stay in the nearest cache */
 #define INLINE static inline __attribute__((always_inline))
@@ -105,73 +108,85 @@ INLINE void apply(int backwards, float *results, const float *sources, const flo
                 }
 }
 
-void forward(float *output, const float *input, const float *weights, const struct shape *s) {
+int forward(float *output, const float *input, const float *weights, const struct shape *s) {
     apply(0, output, input, weights, s);
+    return 1;
 }
 
-void input_gradient(float *input, const float *output, const float *weights, const struct shape *s) {
+int input_gradient(float *input, const float *output, const float *weights, const struct shape *s) {
     apply(1, input, output, weights, s);
+    return 1;
 }
 
-/* The gradients of `channels` x `taps` weights (constants where this is inlined) of one row of the kernel. */
-INLINE void weight_part(int channels, int taps, float *gradient, const float *output, const float *input,
-                        const struct shape *s, int kh, int kw, int channel_stride)
+/* What one row of the output adds to the gradients of `channels` x `taps` weights (constants where this is inlined) of
+ * one row of the kernel. */
+INLINE void weight_part(int channels, int taps, lanes *gradient, const float *above, const float *line,
+                        const struct shape *s, int kw, int channel_stride)
 {
-    lanes sums[channels][taps], edges[channels][taps];
+    lanes sums[channels][taps];
     int batch = s->batch, stride = s->stride, left = kw - s->padding;
     long plane = (long)s->out_h * s->out_w * batch;
-    for (int c = 0; c < channels; c++)
-        for (int t = 0; t < taps; t++) sums[c][t] = edges[c][t] = (lanes){0};
     int inner = at_most(s->out_w, at_least(0, (-left + stride - 1) / stride)); /* columns that meet every tap */
-    int inner_end = at_least(inner, at_most(s->out_w, (s->width - taps - left) / stride + 1));
-    if (s->width - taps - left < 0) inner_end = inner;
-    for (int row = 0; row < s->out_h; row++) {
-        int h = source_of(0, row, kh, stride, s->padding, s->height);
-        if (h < 0) continue;
-        const float *line = input + (long)h * s->width * batch, *above = output + (long)row * s->out_w * batch;
-        for (int column = 0; column < s->out_w; column++)
-            for (int b = 0; b < batch; b += LANES) {
-                lanes from_above[channels];
-                for (int c = 0; c < channels; c++) from_above[c] = at(above + c * plane + b, column, batch);
-                const float *found = line + (long)(column * stride + left) * batch + b;
-                if (column >= inner && column < inner_end) /* without further questions: all sums stay in registers */
-                    for (int t = 0; t < taps; t++)
-                        for (int c = 0; c < channels; c++) sums[c][t] += from_above[c] * at(found, t, batch);
-                else
-                    for (int t = at_least(0, -(column * stride + left)); t < taps; t++) {
-                        if (column * stride + left + t >= s->width) break;
-                        for (int c = 0; c < channels; c++) edges[c][t] += from_above[c] * at(found, t, batch);
-                    }
-            }
-    }
+    int inner_end = s->width - taps - left < 0 ? 0 : at_most(s->out_w, (s->width - taps - left) / stride + 1);
     for (int c = 0; c < channels; c++)
-        for (int t = 0; t < taps; t++) {
-            float sum = 0;
-            for (int l = 0; l < LANES; l++) sum += sums[c][t][l] + edges[c][t][l];
-            gradient[(long)c * channel_stride + t] = sum;
+        for (int t = 0; t < taps; t++) sums[c][t] = gradient[(long)c * channel_stride + t];
+    for (int column = inner; column < inner_end; column++)
+        for (int b = 0; b < batch; b += LANES) {
+            const float *found = line + (long)(column * stride + left) * batch + b;
+            lanes x[taps];
+            for (int t = 0; t < taps; t++) x[t] = at(found, t, batch);
+            for (int c = 0; c < channels; c++) {
+                lanes y = at(above + c * plane + b, column, batch);
+                for (int t = 0; t < taps; t++) sums[c][t] += y * x[t];
+            }
         }
+    for (int c = 0; c < channels; c++)
+        for (int t = 0; t < taps; t++) gradient[(long)c * channel_stride + t] = sums[c][t];
+    for (int column = 0; column < s->out_w; column++) {
+        if (column >= inner && column < inner_end) continue;
+        for (int t = at_least(0, -(column * stride + left)); t < taps && column * stride + left + t < s->width; t++)
+            for (int c = 0; c < channels; c++)
+                for (int b = 0; b < batch; b += LANES)
+                    gradient[(long)c * channel_stride + t] += at(above + c * plane + b, column, batch)
+                        * at(line + b, column * stride + left + t, batch);
+    }
 }
 
-void weight_gradient(float *gradients, const float *outputs, const float *inputs, const struct shape *s) {
+/* Row by row, so that what a row needs stays in the nearest cache. Returns 0 where memory for the sums is lacking. */
+int weight_gradient(float *gradients, const float *outputs, const float *inputs, const struct shape *s) {
     int taps = s->kernel_h * s->kernel_w;
+    long count = (long)s->out * s->in * taps;
     long in_plane = (long)s->height * s->width * s->batch, out_plane = (long)s->out_h * s->out_w * s->batch;
-    for (int n = 0; n < s->networks; n++)
-        for (int c = 0, width; c < s->out; c += width) {
-            int left = s->out - c;
-            width = left >= 4 ? 4 : left >= 2 ? 2 : 1;
-            const float *output = outputs + (n * s->out + c) * out_plane;
-            for (int i = 0; i < s->in; i++) {
-                const float *input = inputs + (n * s->in + i) * in_plane;
-                float *gradient = gradients + ((long)(n * s->out + c) * s->in + i) * taps;
-                for (int kh = 0; kh < s->kernel_h; kh++)
-                    for (int kw = 0, many; kw < s->kernel_w; kw += many) {
-                        many = s->kernel_w - kw >= 3 ? 3 : 1;
-                        float *to = gradient + kh * s->kernel_w + kw;
-#define WEIGHT_PART(CHANNELS, TAPS) weight_part(CHANNELS, TAPS, to, output, input, s, kh, kw, s->in * taps)
-                        if (width == 4) { if (many == 3) WEIGHT_PART(4, 3); else WEIGHT_PART(4, 1); }
-                        else if (width == 2) { if (many == 3) WEIGHT_PART(2, 3); else WEIGHT_PART(2, 1); }
-                        else { if (many == 3) WEIGHT_PART(1, 3); else WEIGHT_PART(1, 1); }
+    lanes *sums = aligned_alloc(4 * LANES, count * sizeof(lanes));
+    if (!sums) return 0;
+    for (int n = 0; n < s->networks; n++) {
+        memset(sums, 0, count * sizeof(lanes));
+        for (int row = 0; row < s->out_h; row++)
+            for (int c = 0, width; c < s->out; c += width) {
+                int rest = s->out - c;
+                width = rest >= 4 ? 4 : rest >= 2 ? 2 : 1;
+                const float *above = outputs + (n * s->out + c) * out_plane + (long)row * s->out_w * s->batch;
+                for (int i = 0; i < s->in; i++)
+                    for (int kh = 0; kh < s->kernel_h; kh++) {
+                        int h = source_of(0, row, kh, s->stride, s->padding, s->height);
+                        if (h < 0) continue;
+                        const float *line = inputs + (n * s->in + i) * in_plane + (long)h * s->width * s->batch;
+                        lanes *to = sums + ((long)c * s->in + i) * taps + kh * s->kernel_w;
+                        for (int kw = 0, many; kw < s->kernel_w; kw += many, to += many) {
+                            many = s->kernel_w - kw >= 3 ? 3 : 1;
+#define WEIGHT_PART(CHANNELS, TAPS) weight_part(CHANNELS, TAPS, to, above, line, s, kw, s->in * taps)
+                            if (width == 4) { if (many == 3) WEIGHT_PART(4, 3); else WEIGHT_PART(4, 1); }
+                            else if (width == 2) { if (many == 3) WEIGHT_PART(2, 3); else WEIGHT_PART(2, 1); }
+                            else { if (many == 3) WEIGHT_PART(1, 3); else WEIGHT_PART(1, 1); }
+                        }
                     }
             }
+        for (long k = 0; k < count; k++) {
+            float sum = 0;
+            for (int l = 0; l < LANES; l++) sum += sums[k][l];
+            gradients[n * count + k] = sum;
         }
+    }
+    free(sums);
+    return 1;
 }
