@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import io
 import zipfile
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -16,7 +15,7 @@ from flwr.common.config import get_fab_config
 from flwr.supercore.fab import Fab
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_tree
 from flwr.supercore.object_store import ObjectStoreFactory
-from flwr.supercore.run import Run
+from flwr.supercore.run import Run, RunNotRunningException
 from flwr.supercore.task_identity import TaskIdentity
 from flwr.supernode import start_client_internal
 from flwr.supernode.nodestate import NodeStateFactory
@@ -45,38 +44,70 @@ def altered() -> bytes:
     return buffer.getvalue()
 
 
-@pytest.mark.parametrize(
-    "make, runs", [(bundle, True), (altered, False), (lambda: b"", False), (lambda: CONFIG, False)]
-)
+class Node:
+    """A device's real state, and Flower's real step that takes a message of run 3, as `strata.fleet` has changed it."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        stores = ObjectStoreFactory()
+        self.state, self.store = NodeStateFactory(objectstore_factory=stores).state(), stores.store()
+        self.state.set_node_id(7)
+        for name, number in (("_run_id", 3), ("_node_id", 1), ("_task_id", 9)):  # as in the server app's process
+            monkeypatch.setattr(TaskIdentity, name, number)
+        self.message = Message(RecordDict(), dst_node_id=7, message_type="train")
+        self.message.metadata.__dict__["_message_id"] = self.message.object_id
+        self.objects = {name: part.deflate() for name, part in get_all_nested_objects(self.message).items()}
+        self.confirmed: list[Any] = []
+        client = start_client_internal
+        self.step = supernode.only_strata(client._pull_and_store_message, client._insert_message)
+
+    def pull(self, content: bytes = bundle(), **other: Any) -> int | None:
+        fab = Fab(hashlib.sha256(content).hexdigest(), content, {})
+        calls: dict[str, Any] = {
+            "receive": lambda: (self.message, get_object_tree(self.message)),
+            "get_run": lambda _: Run.create_empty(3),
+            "get_fab": lambda *_: fab,
+            "pull_object": lambda _, name: self.objects[name],
+            "confirm_message_received": lambda *what: self.confirmed.append(what),
+        }
+        return self.step(
+            state=self.state, object_store=self.store, node_config={}, trusted_entities=None, **{**calls, **other}
+        )  # fmt: skip
+
+
+@pytest.mark.parametrize("content, runs", [(bundle(), True), (altered(), False), (b"", False), (CONFIG, False)])
 def test_only_strata(
-    make: Callable[[], bytes], runs: bool, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    content: bytes, runs: bool, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    store_factory = ObjectStoreFactory()
-    factory = NodeStateFactory(objectstore_factory=store_factory)
-    state, store = factory.state(), store_factory.store()
-    state.set_node_id(7)
-    monkeypatch.setattr(TaskIdentity, "_run_id", 3)  # as in the server app's process
-    monkeypatch.setattr(TaskIdentity, "_node_id", 1)
-    monkeypatch.setattr(TaskIdentity, "_task_id", 9)
-    message = Message(RecordDict(), dst_node_id=7, message_type="train")
-    message.metadata.__dict__["_message_id"] = message.object_id
-    run = Run.create_empty(3)
-    fab = Fab(hashlib.sha256(make()).hexdigest(), make(), {})
-    objects = {name: part.deflate() for name, part in get_all_nested_objects(message).items()}
-    confirmed: list[Any] = []
-    pull = supernode.only_strata(start_client_internal._pull_and_store_message, start_client_internal._insert_message)
-    taken = pull(
-        state=state, object_store=store, node_config={}, receive=lambda: (message, get_object_tree(message)),
-        get_run=lambda _: run, get_fab=lambda *_: fab, trusted_entities=None,
-        pull_object=lambda _, name: objects[name], confirm_message_received=lambda *what: confirmed.append(what),
-    )  # fmt: skip
-    assert taken == 3
-    assert (state.get_run(3) is not None) == runs  # without it no process is started
-    replies = list(state.get_messages_legacy(is_reply=True))
+    node = Node(monkeypatch)
+    assert node.pull(content) == 3
+    assert (node.state.get_run(3) is not None) == runs  # without it no process is started
+    replies = list(node.state.get_messages_legacy(is_reply=True))
     said = capsys.readouterr().out
     assert supernode.CONNECTED in said
     if runs:
-        assert replies == [] and confirmed and "refused" not in said
+        assert replies == [] and node.confirmed and "refused" not in said
     else:
         assert [reply.error.reason for reply in replies] == [supernode.REFUSED]
-        assert replies[0].metadata.reply_to_message_id == message.metadata.message_id and "foreign app of run 3" in said
+        assert replies[0].metadata.reply_to_message_id == node.message.metadata.message_id
+        assert "foreign app of run 3" in said
+
+
+@pytest.mark.parametrize("call", ["pull_object", "confirm_message_received"])
+def test_a_run_that_ends_while_its_message_comes_leaves_nothing(call: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def ended(*_: Any) -> Any:
+        raise RunNotRunningException
+
+    node = Node(monkeypatch)
+    assert node.pull(**{call: ended}) is None
+    assert [task.status.status for task in node.state.get_tasks()] == ["finished"]  # nothing is started for it
+    assert list(node.state.get_messages_legacy()) == []
+
+
+def test_a_reply_that_is_left_over_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    node = Node(monkeypatch)
+    assert node.pull(receive=lambda: None) is None
+    reply = Message(RecordDict(), reply_to=node.message)
+    start_client_internal._insert_message(reply, node.state, node.store)
+    assert node.pull(receive=lambda: None) == 3
+    assert len(node.state.get_messages_legacy(is_reply=True)) == 1  # what Flower then sends
+    assert node.pull(receive=lambda: None) is None

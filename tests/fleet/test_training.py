@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 pytest.importorskip("flwr")
+from strata.cli import main
 from strata.fleet.addresses import parse_address
 from strata.fleet.control import Access
 from strata.fleet.status import FleetState, look
@@ -96,12 +97,13 @@ def without_seconds(file: Path) -> list[dict[str, Any]]:
     return [{k: v for k, v in json.loads(line).items() if k != "seconds"} for line in file.read_text().splitlines()]
 
 
-def test_a_fleet_trains_to_the_bits_of_the_local_engine(fleet: Fleet) -> None:
+def test_a_fleet_trains_to_the_bits_of_the_local_engine(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
     run = fleet.run(*RUN, "--wait-for", "3", "--out", "fleet-run")
-    here = Command(fleet.folder, "run", *RUN, "--budget", ",".join(map(str, BUDGETS)), "--devices", "3", "--exact",
-                   "--workers", "0", "--quiet", "--out", "local-run")  # fmt: skip
+    monkeypatch.chdir(fleet.folder)
+    budgets = ",".join(map(str, BUDGETS))
+    local = ("--devices", "3", "--exact", "--workers", "0", "--quiet", "--out", "local-run")
+    assert main(["run", *RUN, "--budget", budgets, *local]) == 0
     assert run.wait(4 * PATIENCE) == 0, run.text()
-    assert here.wait(4 * PATIENCE) == 0, here.text()
     for words in ("a is here: 500 samples, 819200 bytes for training", "round 2/2", "accuracy"):
         assert words in run.text()
     assert "INFO" not in run.text() and "\x1b" not in run.text()
@@ -125,20 +127,30 @@ def test_one_device_was_behind_a_slow_lossy_link(fleet: Fleet) -> None:
     assert "10.213." in fleet.devices[2].text()
 
 
-def test_a_run_that_fails_says_why(fleet: Fleet) -> None:
-    lonely = fleet.run(*RUN, "--wait-for", "9", "--wait", "0.5", "--out", "lonely", "--json")
-    assert lonely.wait() == 2
-    assert " of 9 devices were there after 0.5 s" in lonely.text() and "Traceback" not in lonely.text()
-    assert not (fleet.folder / "lonely").exists()
+def test_a_run_that_fails_says_why(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(fleet.folder)
+    waiting = ("--wait-for", "9", "--wait", "0.5")
+    assert main(["fleet", "run", *fleet.at, *RUN, *waiting, "--out", "lonely", "--json"]) == 2
+    captured = capsys.readouterr()
+    assert json.loads(captured.out)["state"] == "failed"
+    assert " of 9 devices were there after 0.5 s" in captured.err and "Traceback" not in captured.err
+    assert not Path("lonely").exists()
 
 
-def test_folders_are_checked_before_anything_is_sent(fleet: Fleet) -> None:
+def test_folders_are_checked_before_anything_is_sent(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(fleet.folder)
     runs = len(fleet.status().runs)
-    used = fleet.run(*RUN, "--out", "fleet-run")
-    missing = fleet.run("--out", "nowhere", "--resume")
-    assert used.wait() == 2 and "fleet-run already holds a run: resume it with --resume" in used.text()
-    assert missing.wait() == 2 and "there is no run to resume in" in missing.text()
-    assert len(fleet.status().runs) == runs and not (fleet.folder / "nowhere").exists()
+    Path("used").mkdir()
+    Path("used/config.json").write_text("{}")
+    assert main(["fleet", "run", *fleet.at, *RUN, "--out", "used"]) == 2
+    assert "used already holds a run: resume it with --resume" in capsys.readouterr().err
+    assert main(["fleet", "run", *fleet.at, "--out", "nowhere", "--resume"]) == 2
+    assert "there is no run to resume in" in capsys.readouterr().err
+    assert len(fleet.status().runs) == runs and not Path("nowhere").exists()
 
 
 def test_ctrl_c_stops_the_run_and_it_can_go_on(fleet: Fleet) -> None:
