@@ -27,6 +27,9 @@ NOT_HERE = {
     "--exact": "every device trains on its own already",
     "--kernels": "they are for simulated devices",
     "--device": "devices train where they are",
+    "--engine": "it is the devices",
+    "--ray-address": "no Ray is used",
+    "--ray-gpus": "no Ray is used",
     "--task-timeout": "use --deadline",
     "--checkpoint-every": "a fleet's run is saved after every round",
 }
