@@ -45,7 +45,7 @@ def network() -> torch.nn.Module:
         return resnet20(num_classes=10)
 
 
-def message(what: str, cut: Cut | None = None, **meta: Any) -> bytes:
+def message(what: str, cut: Cut | None = None, /, **meta: Any) -> bytes:
     said: dict[str, Any] = {"what": what, "model": "resnet20", "token": "t", **meta}
     if cut is None:
         return codec.encode(said)
@@ -104,11 +104,15 @@ def test_what_a_device_says_of_itself(settings: DeviceSettings, owner: int) -> N
 def test_training_gives_the_bits_of_train_device(settings: DeviceSettings, owner: int) -> None:
     cut = graph().slt(4, 5, 0.1)
     packet = ask(settings, message("train", cut), owner)
-    own = holding_of(settings)
-    expected = train_device(
-        graph(), Task(1, 0, cut), cut.extract(network().state_dict()), own.train.images, own.train.labels,
-        LocalTraining(), 0.1, 5,
-    )  # fmt: skip
+    own, threads = holding_of(settings), torch.get_num_threads()
+    torch.set_num_threads(1)  # as everywhere where devices train
+    try:
+        expected = train_device(
+            graph(), Task(1, 0, cut), cut.extract(network().state_dict()), own.train.images, own.train.labels,
+            LocalTraining(), 0.1, 5,
+        )  # fmt: skip
+    finally:
+        torch.set_num_threads(threads)
     made = packet.tensors()
     assert packet.meta["what"] == "update" and packet.meta["cut"] == cut.hash
     assert packet.meta["loss"] == expected.loss and packet.meta["peak_bytes"] == expected.peak_bytes
@@ -163,7 +167,7 @@ def test_nonsense_is_refused(settings: DeviceSettings, owner: int) -> None:
         ({"training": {"optimizer": "os:abort"}}, "another version"),
         ({"training": {"batch_size": 0}}, "at least 1"),
         ({"frozen": {"fc.weight": "0" * 32}}, "does not freeze"),
-        ({"cut": graph().full().to_json()}, "fit"),
+        ({"cut": graph().full().to_json(), "frozen": {}}, "fit"),
     ):
         packet = ask(settings, message("train", cut, **meta), owner)
         assert packet.meta["kind"] == "refused" and said in packet.meta["reason"], packet.meta

@@ -118,8 +118,9 @@ def test_rogues_cost_their_own_updates_and_devices_evaluate(fleet: Loopback, tmp
     assert set(first) == {"dot", "fox", "gnu"} and set(second) == set(last) == {"dot", "eel", "fox"}
     assert all("not finite" in dropped["dot"] for dropped in (first, second, last))
     assert second["eel"] == last["eel"] == "sent an update of round 0"
-    assert first["fox"] in (f"no answer within {DEADLINE:g} s", "disconnected")
-    assert second["fox"] in ("still busy with round 0", "not connected", "disconnected")
+    # the deadline, or Flower's own word a little earlier; then it may still count as busy
+    assert first["fox"].startswith(("no answer", "disconnected"))
+    assert second["fox"].startswith(("no answer", "disconnected", "not connected", "still busy with round 0"))
     assert "out of memory" in first["gnu"] and first["gnu"].endswith(f"moved to the level of {small} bytes")
 
     # the counts of all who hold something out, summed: the final model's own
