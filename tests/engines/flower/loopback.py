@@ -26,9 +26,10 @@ from flwr.proto.control_pb2 import StartRunRequest
 from flwr.supercore.fab import Fab
 
 from strata.engines.flower.settings import DeviceSettings, RunSettings
+from strata.errors import BadInput
 from strata.fleet.addresses import parse_address
 from strata.fleet.control import Access, connect
-from strata.fleet.submitting import outcome
+from strata.fleet.submitting import Ending, outcome
 
 HONEST = "from strata.engines.flower.client_app import app\n"
 CONFIG = b"""
@@ -131,17 +132,20 @@ class Loopback:
     def access(self) -> Access:
         return Access.of(parse_address(f"127.0.0.1:{self.port}"), None, True)
 
+    def ending(self, run: int) -> Ending | None:
+        """How the run ended; None while it goes on, or while the SuperLink is too busy to say."""
+        with suppress(BadInput), connect(self.access) as client:
+            return outcome(client, run)
+        return None
+
     def until(self, run: int, what: Callable[[], Any]) -> None:
         """Waits for something that this run brings about."""
-        with connect(self.access) as client:
-            wait_for(lambda: what() or outcome(client, run), "what the run brings about", pause=0.5)
-            ending = outcome(client, run)
-        assert ending is None or what(), f"{ending}\n{self.logs()}"
+        wait_for(lambda: what() or self.ending(run), "what the run brings about", pause=0.5)
+        assert what(), f"{self.ending(run)}\n{self.logs()}"
 
     def finished(self, run: int) -> None:
         """Waits until the run has ended, and ended well."""
-        with connect(self.access) as client:
-            ending = wait_for(lambda: outcome(client, run), "the end of the run", pause=0.5)
+        ending = wait_for(lambda: self.ending(run), "the end of the run", pause=1.0)
         assert ending.status == "completed", f"{ending}\n{self.logs()}"
 
     def logs(self) -> str:
