@@ -24,7 +24,7 @@ from strata.federation import describing
 from strata.methods import Method
 from strata.models import resnet20
 from strata.planning.make import plan
-from strata.training import LocalTraining
+from strata.training import LocalTraining, kernels
 
 ROOT = Path(__file__).resolve().parents[1]
 CASES = ("1", "0.5", "0.25", "0.125", "slt-early", "slt-middle", "slt-last")  # scales, and steps of SLT at 0.125
@@ -135,7 +135,8 @@ def data() -> FederatedData:
 
 def training() -> LocalTraining:
     train = data().train
-    return LocalTraining(batch_size=32, augmentation="cifar", mean=train.mean, std=train.std)
+    decided = kernels.available()  # as strata.run does
+    return LocalTraining(batch_size=32, augmentation="cifar", mean=train.mean, std=train.std, kernels=decided)
 
 
 def partition(samples: int) -> LazyIid:

@@ -17,7 +17,7 @@ from strata.experiments.setups import SETUPS, Setup
 from strata.federation.session import flops_of_tasks
 from strata.methods import SLT, Task
 from strata.models.loading import load_model
-from strata.training import LocalTraining, cohorts, train_cohort, train_device
+from strata.training import LocalTraining, cohorts, kernels, train_cohort, train_device
 from strata.training.checkpointing import recomputed_flops
 
 if TYPE_CHECKING:
@@ -162,6 +162,7 @@ def _settings(request: Request, setup: Setup) -> LocalTraining:
     return LocalTraining(
         request.batch, augmentation=setup.augmentation, mean=(0.5,) * channels, std=(0.25,) * channels,
         micro_batch=request.micro_batch, activation_checkpointing=request.activation_checkpointing,
+        kernels=request.kernels != "off" and kernels.available(),
     )  # fmt: skip
 
 
