@@ -4,7 +4,8 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
 STAMP := .venv/.strata-installed
 
-# Two test processes, one thread each: on a small machine torch's own threads only get in each other's way.
+# Three test processes, one thread each: on a small machine torch's own threads only get in each other's way, and some
+# tests mostly wait for processes of their own.
 export OMP_NUM_THREADS := 1
 export MKL_NUM_THREADS := 1
 
@@ -26,7 +27,7 @@ lint: $(STAMP)
 	$(BIN)/mypy
 
 test: lint
-	$(BIN)/pytest -n 2 --dist loadfile -q
+	$(BIN)/pytest -n 3 --dist loadfile -q
 
 bench: $(STAMP)
 	$(BIN)/python -m benchmarks.run_all

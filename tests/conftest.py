@@ -1,0 +1,20 @@
+"""The order of the suite: files that mostly wait for processes of their own begin first, and others run beside them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+WAITING = (
+    "engines/flower/test_fleet.py", "fleet/test_training.py", "engines/test_ray.py", "fleet/test_admission.py", "docs/",
+)  # fmt: skip
+HERE = Path(__file__).parent
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    def place(item: pytest.Item) -> int:
+        path = item.path.relative_to(HERE).as_posix()
+        return next((number for number, start in enumerate(WAITING) if path.startswith(start)), len(WAITING))
+
+    items.sort(key=place)  # stable: all else stays in its order
