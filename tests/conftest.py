@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,10 @@ WAITING = (
     "engines/flower/test_fleet.py", "fleet/test_training.py", "engines/test_ray.py", "fleet/test_admission.py", "docs/",
 )  # fmt: skip
 HERE = Path(__file__).parent
+
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+    # A suite that was started in the background ignores Ctrl-C, and so would all it starts. Flower ends its processes by it.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
