@@ -13,7 +13,7 @@ WAITING = (
 HERE = Path(__file__).parent
 
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
-    # A suite that was started in the background ignores Ctrl-C, and so would all it starts. Flower ends its processes by it.
+    # A suite started in the background ignores Ctrl-C, and so would all it starts; Flower ends its processes by it.
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
