@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from strata.methods.base import Task
+from strata.training import kernels
 from strata.training.grouped import Grouped, NotVectorisable
 from strata.training.local import Update, batches
 from strata.training.memory import peak_bytes
@@ -122,12 +123,16 @@ def _split(group: list[int]) -> list[list[int]]:
 
 def _network(graph: ChannelGraph, cut: Cut, devices: int, settings: LocalTraining) -> Grouped | None:
     known = _grouped.setdefault(graph, OrderedDict())
-    key = (structure(graph, cut), devices, settings.device, bool(settings.kernels))
+    key = (
+        structure(graph, cut),
+        devices,
+        settings.device,
+        kernels.available() if settings.kernels is None else settings.kernels,
+    )
     if key not in known:
         try:
             very_narrow = not cut.frozen and mean_channels(graph, cut) <= WIDEST_FOR_KERNELS
-            own_kernels = bool(settings.kernels) and very_narrow
-            known[key] = Grouped(graph, cut, devices, settings.device, own_kernels)
+            known[key] = Grouped(graph, cut, devices, settings.device, key[3] and very_narrow)
         except NotVectorisable:
             known[key] = None
         while len(known) > KEPT:
