@@ -27,7 +27,7 @@ lint: $(STAMP)
 	$(BIN)/mypy
 
 test: lint
-	$(BIN)/pytest -n 3 --dist loadfile -q
+	$(BIN)/pytest -n 3 --dist loadfile --no-loadscope-reorder -q
 
 bench: $(STAMP)
 	$(BIN)/python -m benchmarks.run_all
