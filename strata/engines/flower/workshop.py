@@ -62,7 +62,9 @@ def main() -> None:
     ready.close()
     bench: Bench | None = None
     key: object = None
-    try:
+    with contextlib.ExitStack() as listening:
+        listening.callback(listener.close)
+        listening.callback(path.unlink, missing_ok=True)
         while _comes(listener, owner):
             link, _ = listener.accept()
             with link:
@@ -72,19 +74,17 @@ def main() -> None:
                 note = note_of(data)
                 wanted = (note["model"], DeviceSettings(**note["settings"]))
                 if bench is not None and wanted != key:
+                    listening.close()  # before the link: else the client app might come back to this process
                     return  # nothing was answered, so the client app starts another process
                 if bench is None:
                     try:
                         bench, key = Bench.prepared(*wanted), wanted
                     except BadInput as error:
+                        listening.close()
                         receive(link)
                         send(link, failure("refused", str(error)))
                         return
                 serve(bench, listener, link, note["deadline"], note["client"], owner)
-    finally:
-        with contextlib.suppress(OSError):
-            path.unlink()
-        listener.close()
 
 
 def serve(
