@@ -31,12 +31,12 @@ strata = ""
 
 
 @functools.cache
-def bundle() -> bytes:
+def bundle(config: bytes = CONFIG) -> bytes:
     """A zip with the manifest that Flower checks. Stored, not deflated: compressors differ between machines."""
-    manifest = f"pyproject.toml,{hashlib.sha256(CONFIG).hexdigest()},{8 * len(CONFIG)}".encode()
+    manifest = f"pyproject.toml,{hashlib.sha256(config).hexdigest()},{8 * len(config)}".encode()
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_STORED) as file:
-        for name, content in (("pyproject.toml", CONFIG), (".info/CONTENT", manifest)):
+        for name, content in (("pyproject.toml", config), (".info/CONTENT", manifest)):
             entry = zipfile.ZipInfo(name, date_time=(1980, 1, 1, 0, 0, 0))
             entry.create_system = 3  # "made on Unix", wherever it is made
             file.writestr(entry, content)

@@ -24,7 +24,11 @@ def _channels(value: Tensor, devices: int, positions: Any) -> Tensor:
     return take(value, 1, positions)
 
 
-FORM = Form(_side_by_side, _channels)
+def _features(value: Tensor, devices: int) -> Tensor:
+    return value.flatten(1, 3).transpose(1, 2)
+
+
+FORM = Form(_side_by_side, _channels, _features)
 add_common_rules(FORM)
 
 
@@ -100,28 +104,3 @@ def _global_average(plan: Plan, step: Step, maps: dict[Any, bool]) -> Run:
     get = plan.input(step, node.args[0])
     maps[node] = True
     return lambda v: get(v).mean((2, 3), keepdim=True)
-
-
-@FORM.rule("mean")
-def _mean(plan: Plan, step: Step, maps: dict[Any, bool]) -> Run:
-    node = step.node
-    dims = argument(node, 1, "dim")
-    keep = argument(node, 2, "keepdim", False)
-    if not maps[node.args[0]] or dims is None or sorted(d % 4 for d in dims) != [2, 3]:
-        raise NotVectorisable("a mean over something else than positions")
-    get = plan.input(step, node.args[0])
-    maps[node] = keep
-    if keep:
-        return lambda v: get(v).mean((2, 3), keepdim=True)
-    return lambda v: get(v).mean((2, 3)).transpose(1, 2)
-
-
-@FORM.rule("flatten", "view", "reshape")
-def _flatten(plan: Plan, step: Step, maps: dict[Any, bool]) -> Run:
-    """Maps to features: each device's channels and positions in a row, in the order of the single network."""
-    node = step.node
-    if not maps[node.args[0]] or len(node.meta["val"].shape) != 2:
-        raise NotVectorisable("a change of shape other than from maps to features")
-    get = plan.input(step, node.args[0])
-    maps[node] = False
-    return lambda v: get(v).flatten(1, 3).transpose(1, 2)

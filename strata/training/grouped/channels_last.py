@@ -25,7 +25,11 @@ def _channels(value: Tensor, devices: int, positions: Any) -> Tensor:
     return arranged(take(value.unflatten(1, (devices, -1)), 2, positions).flatten(1, 2))
 
 
-FORM = Form(side_by_side=lambda values: arranged(torch.cat(values, 1)), take=_channels)
+def _features(value: Tensor, devices: int) -> Tensor:
+    return value.unflatten(1, (devices, -1)).flatten(2).transpose(0, 1)
+
+
+FORM = Form(side_by_side=lambda values: arranged(torch.cat(values, 1)), take=_channels, features=_features)
 add_common_rules(FORM)
 
 
@@ -90,28 +94,3 @@ def _pooling(plan: Plan, step: Step, maps: dict[Any, bool]) -> Run:
     get, target, rest, kwargs = plan.input(step, node.args[0]), node.target, node.args[1:], dict(node.kwargs)
     maps[node] = True
     return lambda v: target(get(v), *rest, **kwargs)  # type: ignore[operator]
-
-
-@FORM.rule("mean")
-def _mean(plan: Plan, step: Step, maps: dict[Any, bool]) -> Run:
-    node = step.node
-    dims = argument(node, 1, "dim")
-    keep = argument(node, 2, "keepdim", False)
-    if not maps[node.args[0]] or dims is None or sorted(d % 4 for d in dims) != [2, 3]:
-        raise NotVectorisable("a mean over something else than positions")
-    get = plan.input(step, node.args[0])
-    maps[node] = keep
-    if keep:
-        return lambda v: get(v).mean((2, 3), keepdim=True)
-    return lambda v: get(v).mean((2, 3)).unflatten(1, (plan.devices, -1)).transpose(0, 1)
-
-
-@FORM.rule("flatten", "view", "reshape")
-def _flatten(plan: Plan, step: Step, maps: dict[Any, bool]) -> Run:
-    """Maps to features: each device's channels and positions in a row, in the order of the single network."""
-    node = step.node
-    if not maps[node.args[0]] or len(node.meta["val"].shape) != 2:
-        raise NotVectorisable("a change of shape other than from maps to features")
-    get = plan.input(step, node.args[0])
-    maps[node] = False
-    return lambda v: get(v).unflatten(1, (plan.devices, -1)).flatten(2).transpose(0, 1)

@@ -1,4 +1,4 @@
-"""Rules that hold however maps lie in memory: element by element, and on features."""
+"""Rules that hold however maps lie in memory: element by element, from maps to features, and on features."""
 
 from __future__ import annotations
 
@@ -57,7 +57,33 @@ def _dropout(plan: Plan, step: Step, maps: dict[Any, bool]) -> Run:
     return plan.input(step, node.args[0])
 
 
+def _mean(plan: Plan, step: Step, maps: dict[Any, bool]) -> Run:
+    """Over positions, which are dims 2 and 3 in every form."""
+    node = step.node
+    dims = argument(node, 1, "dim")
+    keep = argument(node, 2, "keepdim", False)
+    if not maps[node.args[0]] or dims is None or sorted(d % 4 for d in dims) != [2, 3]:
+        raise NotVectorisable("a mean over something else than positions")
+    get = plan.input(step, node.args[0])
+    maps[node] = keep
+    if keep:
+        return lambda v: get(v).mean((2, 3), keepdim=True)
+    return lambda v: plan.form.features(get(v).mean((2, 3), keepdim=True), plan.devices)
+
+
+def _flatten(plan: Plan, step: Step, maps: dict[Any, bool]) -> Run:
+    """Maps to features: each device's channels and positions in a row, in the order of the single network."""
+    node = step.node
+    if not maps[node.args[0]] or len(node.meta["val"].shape) != 2:
+        raise NotVectorisable("a change of shape other than from maps to features")
+    get = plan.input(step, node.args[0])
+    maps[node] = False
+    return lambda v: plan.form.features(get(v), plan.devices)
+
+
 def add_common_rules(form: Form) -> None:
     form.rule(*ELEMENTWISE, *(f"{name}_" for name in ELEMENTWISE))(_elementwise)
     form.rule("linear")(_linear)
     form.rule("dropout", "dropout_")(_dropout)
+    form.rule("mean")(_mean)
+    form.rule("flatten", "view", "reshape")(_flatten)

@@ -6,14 +6,12 @@ The app bundle names `fleet_device:app`: each device has a module of that name, 
 from __future__ import annotations
 
 import hashlib
-import io
 import os
 import signal
 import socket
 import subprocess
 import sys
 import time
-import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -28,6 +26,7 @@ from flwr.supercore.fab import Fab
 from strata.engines.flower.settings import DeviceSettings, RunSettings
 from strata.errors import BadInput
 from strata.fleet.addresses import parse_address
+from strata.fleet.app import bundle
 from strata.fleet.control import Access, connect
 from strata.fleet.submitting import Ending, outcome
 
@@ -54,16 +53,6 @@ def free_port() -> int:
     with socket.socket() as one:
         one.bind(("127.0.0.1", 0))
         return int(one.getsockname()[1])
-
-
-def bundle() -> bytes:
-    """A Flower app without code."""
-    manifest = f"pyproject.toml,{hashlib.sha256(CONFIG).hexdigest()},{8 * len(CONFIG)}".encode()
-    buffer = io.BytesIO()
-    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_STORED) as file:
-        for name, content in (("pyproject.toml", CONFIG), (".info/CONTENT", manifest)):
-            file.writestr(zipfile.ZipInfo(name, date_time=(1980, 1, 1, 0, 0, 0)), content)
-    return buffer.getvalue()
 
 
 def wait_for(what: Callable[[], Any], why: str, pause: float = 0.1) -> Any:
@@ -120,7 +109,7 @@ class Loopback:
 
     def run(self, settings: RunSettings) -> int:
         """The id of a run that was begun."""
-        fab = bundle()
+        fab = bundle(CONFIG)
         config = user_config_to_proto(parse_config_args([settings.to_argument()]))
         request = StartRunRequest(
             fab=fab_to_proto(Fab(hashlib.sha256(fab).hexdigest(), fab, {})), override_config=config
