@@ -13,6 +13,7 @@ returns is `scratch`; `peak` counts tensors.
 
 from __future__ import annotations
 
+import gc
 import os
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator
@@ -113,8 +114,15 @@ def growth(step: Callable[[], object]) -> Growth:
     """Highest rise of the allocator's live bytes while `step` runs in this thread."""
     # Kineto announces every start and stop on stderr unless told otherwise before its first use
     os.environ.setdefault("KINETO_LOG_LEVEL", "6")
-    with profile(profile_memory=True) as recorded:
-        step()
+    # Garbage of earlier work with a tensor in it must not be freed, and so subtracted, while the step runs.
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        with profile(profile_memory=True) as recorded:
+            step()
+    finally:
+        if collecting:
+            gc.enable()
     changes: list[tuple[int, int]] = []
     calls: list[tuple[int, int]] = []
     native: list[int] = []

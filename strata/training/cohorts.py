@@ -41,8 +41,9 @@ def cohorts(graph: ChannelGraph, tasks: Sequence[Task], samples: Sequence[int], 
             exact: bool = False) -> list[list[int]]:  # fmt: skip
     """Positions in `tasks` that are trained together, in the order in which their updates are added up."""
     groups: dict[object, list[int]] = {}
+    are_narrow = {cut.hash: narrow(graph, cut) for cut in {task.cut for task in tasks}} if not exact else {}
     for position, (task, count) in enumerate(zip(tasks, samples, strict=True)):
-        alone = exact or not _simple(task, settings) or not narrow(graph, task.cut)
+        alone = exact or not _simple(task, settings) or not are_narrow[task.cut.hash]
         groups.setdefault(position if alone else (structure(graph, task.cut), count), []).append(position)
     return [part for group in groups.values() for part in _split(group)]
 

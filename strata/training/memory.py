@@ -32,7 +32,9 @@ def peak_bytes(graph: ChannelGraph, task: Task, images: Tensor, labels: Tensor, 
     key = (kinds, size, settings)
     if key not in known:
         with torch.random.fork_rng(devices=[]):
-            x, y = settings.augmented(images[:size], torch.Generator().manual_seed(0)), labels[:size]
+            # copies: a view would count the whole data set that it looks into
+            x = settings.augmented(images[:size].clone(), torch.Generator().manual_seed(0))
+            y = labels[:size].clone()
             trainer = Trainer(graph, task, settings, lr=0.01)
             x, y = trainer.outer.arranged(x), y.to(settings.device)
             trainer.step(x, y)  # momentum exists from the first step on

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import gc
+
 import torch
 from torch import nn
 
@@ -23,6 +25,29 @@ def test_growth_is_the_highest_rise_of_live_bytes() -> None:
 
     found = growth(step)
     assert found.tensors == found.allocated == 3 * KIB
+
+
+def test_garbage_of_earlier_work_is_not_freed_meanwhile() -> None:
+    thresholds = gc.get_threshold()
+    gc.collect()
+    gc.set_threshold(1_000_000)
+    try:
+
+        def leave_garbage() -> None:  # the profiler knows what was allocated under its eyes, and sees it go
+            garbage: list[object] = [torch.empty(1000)]
+            garbage.append(garbage)
+
+        growth(leave_garbage)
+
+        def step() -> None:
+            gc.set_threshold(1)  # the next new containers would collect it
+            _ = [[] for _ in range(100)]
+            torch.empty(10)
+
+        assert growth(step).tensors == 40
+        assert gc.isenabled()
+    finally:
+        gc.set_threshold(*thresholds)
 
 
 def test_temporaries_inside_operators_count() -> None:

@@ -53,3 +53,11 @@ def test_random_cuts_are_measured_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory, "measure_step", None)
     for round in range(1, 4):
         assert train(method, method.assign(round, [0])[0], tiny_state()).peak_bytes == first
+
+
+def test_the_samples_that_a_device_holds_beside_its_batch_do_not_count() -> None:
+    (task,) = Small(GRAPH, (0.5,)).assign(0, [0])
+    images, labels = samples(0, count=64)
+    few = peak_bytes(GRAPH, task, images[:16].clone(), labels[:16].clone(), LocalTraining(batch_size=16))
+    memory._measured.clear()
+    assert peak_bytes(GRAPH, task, images, labels, LocalTraining(batch_size=16)) == few
