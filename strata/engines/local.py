@@ -37,18 +37,18 @@ class InlineEngine:
     """Every job in this process, one after the other. Same bits as worker processes, because also single-threaded."""
 
     def __init__(self, program: Program) -> None:
-        self._program = program
+        self.program = program
         self._is_ready = False
 
     def run(self, jobs: Sequence[Any], state: Mapping[str, Tensor]) -> Iterator[Outcome]:
         if not self._is_ready:
-            self._program.ready()
+            self.program.ready()
             self._is_ready = True
         for index, job in enumerate(jobs):
             threads = torch.get_num_threads()
             torch.set_num_threads(1)
             try:
-                yield Outcome(index, self._program(job, state))
+                yield Outcome(index, self.program(job, state))
             except Exception as error:
                 yield Outcome(index, None, f"{type(error).__name__}: {error}", traceback.format_exc())
             finally:

@@ -116,6 +116,8 @@ def run(
     own_engine: Engine | None = None
     if engine is None or isinstance(engine, Ray):  # before the folder: what cannot be sent to workers leaves no trace
         engine = own_engine = make_engine(model, data, training, workers, held=held, graph=method.graph, ray=engine)
+    elif isinstance(engine, InlineEngine) and isinstance(engine.program, DeviceProgram):
+        engine.program.graph = engine.program.graph or method.graph  # one process needs one export of the network
     folder: RunFolder | None = None
     active = None
     try:
