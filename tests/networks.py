@@ -1,16 +1,19 @@
 """The networks every room is tested on: small, but with enough channels that a quarter of them is still several.
 
-`NETWORKS[name]()` returns `(model, input_shape)`; every model maps a float batch to logits of 10 classes.
+`NETWORKS[name]()` returns `(model, input_shape)`; every model maps a float batch to logits of 10 classes. Their graphs
+are made once per process, because exporting a network takes seconds.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from strata.cutting import ChannelGraph
 from strata.models import densenet40, resnet20, resnet44, resnet56
 
 CLASSES = 10
@@ -272,3 +275,23 @@ OTHERS: dict[str, Callable[[], Built]] = {
     "hf_vit": hf_vit,
 }
 NETWORKS: dict[str, Callable[[], Built]] = PAPER | OTHERS
+
+
+@cache
+def graph_of(name: str) -> ChannelGraph:
+    model, input_shape = NETWORKS[name]()
+    return ChannelGraph(model, input_shape)
+
+
+@cache
+def paper_graph(network: str, classes: int | None = None) -> ChannelGraph:
+    """The paper's networks at their own input size; `classes` None: those of their data set."""
+    build, own_classes, size = {
+        "ResNet20": (resnet20, 10, 32),
+        "ResNet44": (resnet44, 200, 64),
+        "ResNet56": (resnet56, 1000, 64),
+        "DenseNet40": (densenet40, 100, 32),
+    }[network]
+    if (network, classes or own_classes) == ("ResNet20", CLASSES):
+        return graph_of("resnet20")
+    return ChannelGraph(build(classes or own_classes, size), (3, size, size))

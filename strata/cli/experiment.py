@@ -50,6 +50,7 @@ def add_parser(subparsers: Subparsers) -> None:
         help="share of the paper's rounds, with learning rate and steps in proportion (default 1; with --render the "
         "longest runs there are)",
     )  # fmt: skip
+    which.add_argument("--evaluations", default="100", metavar="N", help="of each run, evenly spread (default 100)")
     how = parser.add_argument_group("how")
     how.add_argument("--data-dir", metavar="DIR", help="where the data sets are (default as in `strata data`)")
     how.add_argument("--out", default=DEFAULT_OUT, metavar="DIR", help=f"runs and results (default {DEFAULT_OUT})")
@@ -75,7 +76,8 @@ def run(args: argparse.Namespace) -> int:
     jobs, every = at_least_one(args.jobs, "--jobs"), at_least_one(args.checkpoint_every, "--checkpoint-every")
     if args.workers is not None and args.workers < 0:
         raise BadInput(f"workers are 0 (all in the run's own process) or more, not {args.workers}")
-    asked = Asked(scale or 1.0, at_least_one(args.seeds, "--seeds"), args.data_dir)
+    asked = Asked(scale or 1.0, at_least_one(args.seeds, "--seeds"), args.data_dir,
+                  at_least_one(args.evaluations, "--evaluations"))  # fmt: skip
     chosen = experiment(args.name, asked)
     runs = select(chosen.runs, split_list(args.only))
     out = Path(args.out)

@@ -22,15 +22,21 @@ class Asked:
     scale: float = 1.0  # share of the paper's rounds
     seeds: int = 3
     data_dir: str | None = None
+    evaluations: int = 100  # of each run: they cost more than the training of a narrow network
 
     def __post_init__(self) -> None:
         if not 0 < self.scale <= 1:
             raise BadInput(f"the scale is a share of the paper's rounds, above 0 and at most 1, not {self.scale:g}")
         if self.seeds < 1:
             raise BadInput(f"at least 1 seed is needed, not {self.seeds}")
+        if self.evaluations < 1:
+            raise BadInput(f"at least 1 evaluation is needed, not {self.evaluations}")
 
     def rounds(self, full: int) -> int:
         return max(1, round(self.scale * full))
+
+    def eval_every(self, rounds: int) -> int:
+        return max(1, rounds // self.evaluations)
 
 
 @dataclass(frozen=True)
@@ -55,12 +61,13 @@ class Cell:
         method = f"{self.method}-{self.variant}" if self.variant else self.method
         return "/".join((self.data, self.model, self.partition.replace(":", "-"), self.level, method))
 
-    def request(self, rounds: int, seed: int, data_dir: str | None) -> Request:
+    def request(self, seed: int, asked: Asked) -> Request:
         setup = SETUPS[self.data]
+        rounds = asked.rounds(setup.rounds)
         return Request(
-            model=self.model, data=self.data, data_dir=data_dir, partition=self.partition, method=self.method,
+            model=self.model, data=self.data, data_dir=asked.data_dir, partition=self.partition, method=self.method,
             constraints=self.constraints, rounds=rounds, devices=setup.devices, per_round=setup.per_round, seed=seed,
-            bn="batch", **dict(self.options),
+            bn="batch", eval_every=asked.eval_every(rounds), **dict(self.options),
         )  # fmt: skip
 
 
@@ -86,8 +93,4 @@ class Experiment:
 def runs_of(cells: list[Cell], asked: Asked) -> tuple[Run, ...]:
     """Each cell once, with every seed; all cells with the first seed come first."""
     unique = list(dict.fromkeys(cells))
-    return tuple(
-        Run(cell, cell.request(asked.rounds(SETUPS[cell.data].rounds), seed, asked.data_dir))
-        for seed in range(asked.seeds)
-        for cell in unique
-    )
+    return tuple(Run(cell, cell.request(seed, asked)) for seed in range(asked.seeds) for cell in unique)

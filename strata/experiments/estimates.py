@@ -91,7 +91,7 @@ class Estimator:
                 phase = phases[number]
                 training = self._speed(phase, network, request, settings, per_sample)
                 speeds[number] = training, self._forward_speed(phase.evaluated, network, setup)
-        evaluations = 1.0 if method.needs_accuracy else 1 / max(1, request.rounds // 100)  # per round
+        evaluations = 1.0 if method.needs_accuracy else 1 / (request.eval_every or 1)  # per round
         train = forward = seconds = 0.0
         for number, phase in enumerate(phases):
             samples = phase.rounds * request.per_round * (setup.samples // request.devices)

@@ -107,7 +107,7 @@ def network() -> ChannelGraph:
 @cache
 def planned_bytes(cell: Cell, accounting: str) -> int:
     """Of the largest step."""
-    method = cell.request(SETUPS[cell.data].rounds, 0, None).make_method(network())
+    method = cell.request(0, Asked()).make_method(network())
     if isinstance(method, SLT):
         cuts = [method.plan.cut(step.step) for step in method.plan.steps]
     else:

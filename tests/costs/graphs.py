@@ -1,22 +1,12 @@
-"""Channel graphs of the test networks, made once: exporting takes a second, counting bytes a millisecond."""
+"""Every kind of cut of a test network."""
 
 from __future__ import annotations
-
-from functools import cache
 
 import torch
 
 from strata.cutting import ChannelGraph, Cut
-from strata.models import densenet40, resnet20, resnet44
-from tests.networks import NETWORKS
 
 torch.set_num_threads(1)
-
-
-@cache
-def graph_of(name: str) -> ChannelGraph:
-    model, input_shape = NETWORKS[name]()
-    return ChannelGraph(model, input_shape)
 
 
 def cuts_of(graph: ChannelGraph) -> dict[str, Cut]:
@@ -35,14 +25,3 @@ def cuts_of(graph: ChannelGraph) -> dict[str, Cut]:
         "everything but the classifier frozen": graph.slt(depth, depth, 1.0),
     }
     return cuts
-
-
-@cache
-def paper_graph(network: str, classes: int | None = None) -> ChannelGraph:
-    """The paper's networks at their own input size; `classes` None: those of their data set."""
-    build, own_classes, size = {
-        "ResNet20": (resnet20, 10, 32),
-        "ResNet44": (resnet44, 200, 64),
-        "DenseNet40": (densenet40, 100, 32),
-    }[network]
-    return ChannelGraph(build(classes or own_classes, size), (3, size, size))

@@ -12,9 +12,9 @@ from torch.utils import flop_counter
 
 from strata.costs import flops, traffic
 from strata.cutting import ChannelGraph, Cut
-from tests.costs.graphs import cuts_of, graph_of, paper_graph
+from tests.costs.graphs import cuts_of
 from tests.golden import golden
-from tests.networks import NETWORKS
+from tests.networks import NETWORKS, graph_of, paper_graph
 
 aten = torch.ops.aten
 BATCH = 2

@@ -4,8 +4,8 @@ import pytest
 
 from strata.costs import memory
 from strata.errors import BadInput
-from tests.costs.graphs import graph_of, paper_graph
 from tests.golden import golden
+from tests.networks import graph_of, paper_graph
 
 
 @pytest.mark.parametrize("key", golden()["memory"])

@@ -16,8 +16,8 @@ from torch.nn import functional
 
 from strata.costs import measure, memory
 from strata.cutting import ChannelGraph
-from tests.costs.graphs import cuts_of, graph_of
-from tests.networks import NETWORKS
+from tests.costs.graphs import cuts_of
+from tests.networks import NETWORKS, graph_of
 
 EXACT = 0.001
 

@@ -9,7 +9,7 @@ from strata.costs import measure, memory, trace
 from strata.costs.peak import peak
 from strata.costs.rules import RULES, NoRule
 from strata.cutting import ChannelGraph
-from tests.costs.graphs import graph_of
+from tests.networks import graph_of
 
 torch.set_num_threads(1)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from functools import lru_cache
+from functools import cache
 
 import pytest
 import torch
@@ -13,7 +13,7 @@ from torch.nn import functional
 
 from strata.cutting import ChannelGraph, Cut
 from tests.cutting.reference import assert_equals_zeroed, block_mask
-from tests.networks import NETWORKS
+from tests.networks import NETWORKS, graph_of
 
 CUTS: dict[str, Callable[[ChannelGraph], Cut]] = {
     "prefix": lambda g: g.prefix(0.25),
@@ -27,7 +27,7 @@ CUTS: dict[str, Callable[[ChannelGraph], Cut]] = {
 }
 
 
-@lru_cache(maxsize=2)
+@cache
 def built(name: str) -> tuple[nn.Module, ChannelGraph, tuple[int, ...]]:
     torch.manual_seed(0)
     model, shape = NETWORKS[name]()
@@ -53,7 +53,7 @@ def test_submodel_equals_the_full_model_with_dropped_coordinates_zeroed(name: st
 def test_scale_one_is_the_original_bit_for_bit(name: str) -> None:
     torch.manual_seed(0)
     model, shape = NETWORKS[name]()
-    graph = ChannelGraph(model, shape)
+    graph = graph_of(name)
     cut = graph.full()
     assert cut == graph.prefix(1.0) == graph.rolling(1.0, 3) == graph.slt(0, 0, 1.0)
     x, y = torch.randn(4, *shape), torch.tensor([3, 1, 0, 7])
@@ -101,9 +101,8 @@ def test_extract_then_scatter_touches_exactly_the_cuts_coordinates(name: str, ki
 
 @pytest.mark.parametrize("name", NETWORKS)
 def test_prefix_of_a_quarter_keeps_under_15_percent_and_nothing_is_pinned(name: str) -> None:
-    model, shape = NETWORKS[name]()
-    graph = ChannelGraph(model, shape, strict=True)
+    graph = graph_of(name)
     cut = graph.prefix(0.25)
-    kept = sum(torch.Size(cut.shapes[n]).numel() for n in graph.parameter_names)
-    assert kept < 0.15 * sum(p.numel() for p in model.parameters())
+    kept, whole = (sum(torch.Size(c.shapes[n]).numel() for n in graph.parameter_names) for c in (cut, graph.full()))
+    assert kept < 0.15 * whole
     assert graph.pinned == ()

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from strata.cutting import ChannelGraph
 from strata.errors import Infeasible
 from strata.methods import SLT, largest_scale
-from strata.models import resnet20
 from strata.planning import plan
 from tests.methods.tiny import tiny_graph
+from tests.networks import graph_of
 
 
 def test_the_scale_that_bytes_mean() -> None:
-    graph = ChannelGraph(resnet20(), (3, 32, 32))
+    graph = graph_of("resnet20")
     # 24,158,192 bytes: ResNet20 at 0.25, which has 4/8/16 channels; 0.265 is the last scale before floor(64 s) = 17
     assert largest_scale(graph, 24_158_192, batch_size=32, accounting="paper") == 0.265
     assert largest_scale(graph, 24_158_191, batch_size=32, accounting="paper") == 0.249

@@ -19,7 +19,7 @@ from strata.planning.pricing import Pricing
 from strata.planning.schedules import authors, cumulative, paper_equation
 from strata.planning.search import Configuration, smallest_frozen
 from tests.golden import golden
-from tests.planning.graphs import graph_of
+from tests.networks import paper_graph
 from tests.planning.reference import paper_resnet
 
 JSON_FIELDS = ["model", "classes", "input", "batch", "accounting", "schedule", "budget_bytes", "full_bytes", "feasible"]
@@ -31,14 +31,14 @@ STEP_FIELDS = [
 
 @pytest.fixture(scope="module")
 def quarter() -> Plan:
-    return plan(graph_of("ResNet20"), constraint=0.25, rounds=2500, name="resnet20")
+    return plan(paper_graph("ResNet20"), constraint=0.25, rounds=2500, name="resnet20")
 
 
 @pytest.mark.parametrize("name", golden()["configs"])
 def test_golden_configurations(name: str) -> None:
     network, constraint = name.split("@")
     row = golden()["configs"][name]
-    found = plan(graph_of(network), constraint=float(constraint), rounds=2500)
+    found = plan(paper_graph(network), constraint=float(constraint), rounds=2500)
     assert found.accounting == "paper"
     assert found.budget_bytes == golden()["memory"][name]["A_all_leaf"]
     assert found.full_bytes == golden()["memory"][f"{network}@1.0"]["A_all_leaf"]
@@ -53,7 +53,7 @@ def test_golden_configurations(name: str) -> None:
 
 @pytest.mark.parametrize("name", golden()["schedules"])
 def test_golden_schedules(name: str) -> None:
-    price = Pricing(graph_of(name.split("@")[0]), 32, "paper")
+    price = Pricing(paper_graph(name.split("@")[0]), 32, "paper")
     row, scales = golden()["schedules"][name], golden()["configs"][name]["s_json"]
     scales = [scales[0], *scales]
     trained = [price.trained_parameters(max(0, n - 1), n, s) for n, s in enumerate(scales)]
@@ -72,12 +72,12 @@ def test_golden_frozen_layers_of_stronger_devices(pair: str) -> None:
     network = name.split("@")[0]
     row = golden()["heterogeneous"][pair]
     # The rows fed with the authors' scales were made with their tool's 10 classes, the recomputed ones with the true.
-    price = Pricing(graph_of(network, 10), 32, "paper")
+    price = Pricing(paper_graph(network, 10), 32, "paper")
     steps = [Configuration(n - 1, n, scale) for n, scale in enumerate(golden()["configs"][name]["s_json"], start=1)]
     frozen = [smallest_frozen(price.bytes, step, price.of_width(float(level))) for step in steps]
     assert frozen == row["min_KF_json_s"]
 
-    found = plan(graph_of(network), constraint=[float(name.split("@")[1]), float(level)], rounds=2500)
+    found = plan(paper_graph(network), constraint=[float(name.split("@")[1]), float(level)], rounds=2500)
     weak, strong = found.levels
     assert list(strong.k_frozen[1:]) == row["min_KF_recomputed_s"]
     assert weak.k_frozen == tuple(step.k_frozen for step in found.steps)
@@ -86,14 +86,14 @@ def test_golden_frozen_layers_of_stronger_devices(pair: str) -> None:
 
 
 def price_of(network: str, constraint: float) -> int:
-    return Pricing(graph_of(network), 32, "paper").of_width(constraint)
+    return Pricing(paper_graph(network), 32, "paper").of_width(constraint)
 
 
 @pytest.mark.parametrize(
     "where", [(0, 0, 0.218), (0, 1, 0.218), (2, 3, 0.5), (0, 7, 0.343), (7, 8, 0.187), (18, 19, 1.0)]
 )
 def test_real_graph_and_hand_written_count_agree(where: tuple[int, int, float]) -> None:
-    price, network = Pricing(graph_of("ResNet20"), 32, "paper"), paper_resnet("ResNet20")
+    price, network = Pricing(paper_graph("ResNet20"), 32, "paper"), paper_resnet("ResNet20")
     assert price.bytes(*where) == network.memory(*where)
     assert price.trained_parameters(*where) == network.trained_parameters(*where)
 
@@ -103,25 +103,25 @@ def test_json_has_the_agreed_fields(quarter: Plan) -> None:
     assert list(data) == [*JSON_FIELDS, "steps"]
     assert [list(step) for step in data["steps"]] == [STEP_FIELDS] * 13
     assert data["input"] == [3, 32, 32] and data["feasible"] is True and data["budget_bytes"] == 24158192
-    levels = plan(graph_of("ResNet20"), constraint=[0.25, 0.5], rounds=100).to_json()["levels"]
+    levels = plan(paper_graph("ResNet20"), constraint=[0.25, 0.5], rounds=100).to_json()["levels"]
     assert [list(level) for level in levels] == [["constraint", "budget_bytes", "k_frozen"]] * 2
 
 
 def test_json_round_trip_and_hash(quarter: Plan) -> None:
-    again = Plan.from_json(json.loads(json.dumps(quarter.to_json())), graph_of("ResNet20"))
+    again = Plan.from_json(json.loads(json.dumps(quarter.to_json())), paper_graph("ResNet20"))
     assert again == quarter and again.hash == quarter.hash
-    fewer = plan(graph_of("ResNet20"), constraint=0.25, rounds=2499, name="resnet20")
+    fewer = plan(paper_graph("ResNet20"), constraint=0.25, rounds=2499, name="resnet20")
     assert fewer != quarter and fewer.hash != quarter.hash
-    levels = plan(graph_of("ResNet20"), constraint=[0.25, 0.5], rounds=100)
-    assert Plan.from_json(levels.to_json(), graph_of("ResNet20")) == levels
+    levels = plan(paper_graph("ResNet20"), constraint=[0.25, 0.5], rounds=100)
+    assert Plan.from_json(levels.to_json(), paper_graph("ResNet20")) == levels
     assert replace(quarter, patience=5).hash != quarter.hash
 
 
 def test_json_of_something_else(quarter: Plan) -> None:
     with pytest.raises(BadInput, match="not a plan"):
-        Plan.from_json({"steps": 3}, graph_of("ResNet20"))
+        Plan.from_json({"steps": 3}, paper_graph("ResNet20"))
     with pytest.raises(BadInput, match="another model"):
-        Plan.from_json(quarter.to_json() | {"classes": 11}, graph_of("ResNet20"))
+        Plan.from_json(quarter.to_json() | {"classes": 11}, paper_graph("ResNet20"))
 
 
 def test_rounds_and_cuts(quarter: Plan) -> None:
@@ -136,38 +136,38 @@ def test_rounds_and_cuts(quarter: Plan) -> None:
         12,
     ]
     cut = quarter.cut(5)
-    assert cut == graph_of("ResNet20").slt(4, 5, 0.312)
+    assert cut == paper_graph("ResNet20").slt(4, 5, 0.312)
     assert sum(torch.Size(cut.shapes[name]).numel() for name in cut.trained) == quarter.steps[5].trained_parameters
     with pytest.raises(ValueError, match="from 0"):
         quarter.step_at(-1)
 
 
 def test_cut_of_a_level() -> None:
-    found = plan(graph_of("ResNet20"), constraint=[0.5, 0.25], rounds=100)  # the weakest need not come first
+    found = plan(paper_graph("ResNet20"), constraint=[0.5, 0.25], rounds=100)  # the weakest need not come first
     assert found.levels[1].k_frozen[8] == 7 and found.levels[0].k_frozen[8] < 7
     step = found.steps[8]
-    assert found.cut(8, level=0) == graph_of("ResNet20").slt(found.levels[0].k_frozen[8], 8, step.scale)
+    assert found.cut(8, level=0) == paper_graph("ResNet20").slt(found.levels[0].k_frozen[8], 8, step.scale)
     assert found.cut(8, level=1) == found.cut(8)
 
 
 def test_whole_model_fits() -> None:
-    found = plan(graph_of("ResNet20"), constraint=1.0, rounds=7)
+    found = plan(paper_graph("ResNet20"), constraint=1.0, rounds=7)
     (step,) = found.steps
     assert (step.step, step.k_frozen, step.k_trained, step.scale, step.until_round) == (0, 0, 0, 1.0, 7)
     assert step.memory_bytes == found.full_bytes == found.budget_bytes
     assert step.trained_parameters == 294874
-    assert found.cut(0).trained == graph_of("ResNet20").full().trained
+    assert found.cut(0).trained == paper_graph("ResNet20").full().trained
 
 
 def test_few_rounds_are_said_aloud() -> None:
-    found = plan(graph_of("ResNet20"), constraint=0.25, rounds=5)
+    found = plan(paper_graph("ResNet20"), constraint=0.25, rounds=5)
     assert found.skipped and found.steps[-1].until_round == 5
     assert {found.step_at(r).step for r in range(5)}.isdisjoint(found.skipped)
     assert "no round is left for step" in str(found)
 
 
 def test_early_stopping_is_open() -> None:
-    found = plan(graph_of("ResNet20"), constraint=0.25, schedule="early-stopping", patience=5)
+    found = plan(paper_graph("ResNet20"), constraint=0.25, schedule="early-stopping", patience=5)
     assert {step.until_round for step in found.steps} == {None} and found.patience == 5 and found.skipped == ()
     with pytest.raises(ValueError, match="early-stopping"):
         found.step_at(0)
@@ -175,8 +175,8 @@ def test_early_stopping_is_open() -> None:
 
 
 def test_head_fraction() -> None:
-    whole = plan(graph_of("ResNet20"), constraint=0.25)
-    half = plan(graph_of("ResNet20"), constraint=0.25, head_fraction=0.5)
+    whole = plan(paper_graph("ResNet20"), constraint=0.25)
+    half = plan(paper_graph("ResNet20"), constraint=0.25, head_fraction=0.5)
     assert half.steps[-1].scale == 1.0 and len(half.steps) == len(whole.steps)
     assert all(b.scale < a.scale for a, b in zip(whole.steps[:-1], half.steps[:-1], strict=True))
     assert any(b.k_frozen < a.k_frozen for a, b in zip(whole.steps, half.steps, strict=True))
@@ -184,11 +184,11 @@ def test_head_fraction() -> None:
 
 
 def test_peak_with_bytes_by_default() -> None:
-    found = plan(graph_of("ResNet20"), budget="24 MiB", rounds=500)
+    found = plan(paper_graph("ResNet20"), budget="24 MiB", rounds=500)
     assert found.accounting == "peak" and found.budget_bytes == 24 * 2**20 and len(found.steps) > 2
     assert all(step.memory_bytes <= found.budget_bytes for step in found.steps)
     # bisection found what a walk over all widths finds
-    price = Pricing(graph_of("ResNet20"), 32, "peak")
+    price = Pricing(paper_graph("ResNet20"), 32, "peak")
     limit = 1.0
     for step in reversed(found.steps[1:-1]):
         limit = max(s for s in price.scales if s <= limit and fits(price, step.k_trained, s, found.budget_bytes))
@@ -201,24 +201,24 @@ def fits(price: Pricing, n: int, scale: float, budget: int) -> bool:
 
 def test_infeasible_says_what_would_fit() -> None:
     with pytest.raises(PlanInfeasible) as raised:
-        plan(graph_of("ResNet20"), budget="8 MiB", rounds=500, name="resnet20")
+        plan(paper_graph("ResNet20"), budget="8 MiB", rounds=500, name="resnet20")
     data = raised.value.to_json()
     assert data["feasible"] is False and data["budget_bytes"] == 8 * 2**20 and data["short_bytes"] > 0
     least = data["smallest_budget_bytes"]
-    assert plan(graph_of("ResNet20"), budget=least).steps[-1].scale == 1.0
+    assert plan(paper_graph("ResNet20"), budget=least).steps[-1].scale == 1.0
     with pytest.raises(PlanInfeasible):
-        plan(graph_of("ResNet20"), budget=least - 1)
+        plan(paper_graph("ResNet20"), budget=least - 1)
     batch = data["largest_batch"]
-    assert plan(graph_of("ResNet20"), budget="8 MiB", batch_size=batch).batch_size == batch
+    assert plan(paper_graph("ResNet20"), budget="8 MiB", batch_size=batch).batch_size == batch
     with pytest.raises(PlanInfeasible):
-        plan(graph_of("ResNet20"), budget="8 MiB", batch_size=batch + 1)
+        plan(paper_graph("ResNet20"), budget="8 MiB", batch_size=batch + 1)
     assert 1 <= data["micro_batch"] <= batch and data["micro_batch"] * data["accumulation_steps"] >= 32
 
 
 @pytest.mark.parametrize("where", [(0, 0, 1.0), (0, 1, 0.25), (6, 7, 0.5), (15, 16, 1.0)])
 def test_micro_batches_need_no_more_than_promised(where: tuple[int, int, float]) -> None:
     """A step and the gradients kept from the micro-batch before, measured in real training."""
-    graph, micro = graph_of("ResNet20"), 8
+    graph, micro = paper_graph("ResNet20"), 8
     model = graph.submodel(graph.slt(*where))
     trained = [p for p in model.parameters() if p.requires_grad]
     optimizer = torch.optim.SGD(trained, lr=0.0, momentum=0.9, weight_decay=1e-5)
@@ -240,7 +240,7 @@ def test_micro_batches_need_no_more_than_promised(where: tuple[int, int, float])
 def test_true_peak_says_there_is_no_plan_at_an_eighth() -> None:
     # the finding of METHOD.md: the paper's counting finds a plan here, the truth does not
     with pytest.raises(PlanInfeasible):
-        plan(graph_of("ResNet20"), constraint=0.125, accounting="peak")
+        plan(paper_graph("ResNet20"), constraint=0.125, accounting="peak")
 
 
 @pytest.mark.parametrize(
@@ -263,7 +263,7 @@ def test_true_peak_says_there_is_no_plan_at_an_eighth() -> None:
 )
 def test_bad_input(settings: dict[str, object], message: str) -> None:
     with pytest.raises(BadInput, match=message):
-        plan(graph_of("ResNet20"), **settings)
+        plan(paper_graph("ResNet20"), **settings)
 
 
 def test_any_module_through_the_front_door() -> None:

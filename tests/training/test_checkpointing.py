@@ -26,7 +26,7 @@ from strata.training.placement import Placement, place
 from strata.training.submodels import warm
 from strata.training.trainer import Trainer
 from tests.methods.tiny import hand_plan, same_bits, tiny_graph, tiny_state, train
-from tests.networks import NETWORKS, Logits
+from tests.networks import NETWORKS, Logits, graph_of
 
 PLAIN = LocalTraining(batch_size=8)
 AUTO = replace(PLAIN, activation_checkpointing="auto")
@@ -46,7 +46,8 @@ def vit_with_dropout() -> tuple[nn.Module, tuple[int, ...]]:
 def network(name: str) -> tuple[ChannelGraph, dict[str, Tensor]]:
     torch.manual_seed(0)
     model, shape = vit_with_dropout() if name == "vit" else NETWORKS[name]()
-    return ChannelGraph(model, input_shape=shape), {k: v.clone() for k, v in model.state_dict().items()}
+    graph = ChannelGraph(model, shape) if name == "vit" else graph_of(name)
+    return graph, {k: v.clone() for k, v in model.state_dict().items()}
 
 
 def settings_for(name: str) -> tuple[LocalTraining, LocalTraining]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
+from functools import cache
 
 import pytest
 import torch
@@ -20,15 +22,21 @@ def _graph(model: nn.Module, size: int = 16) -> ChannelGraph:
     return ChannelGraph(model, input_shape=(3, size, size))
 
 
+@cache
+def double(make: Callable[..., nn.Module], size: int) -> tuple[nn.Module, ChannelGraph]:
+    torch.manual_seed(0)
+    model = make(10, size).double()
+    return model, _graph(model, size)
+
+
 @pytest.mark.parametrize("make", [resnet20, densenet40])
 @pytest.mark.parametrize("kind", ["full", "prefix", "slt", "random"])
 def test_equals_the_whole_batch_in_float64(make, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(chunked, "FEWEST", 4)
     monkeypatch.setattr(chunked, "CHUNK_BYTES", 1)  # chunks of 4
-    torch.manual_seed(0)
     size = 16 if make is resnet20 else 32  # three poolings later DenseNet needs a position left
-    model = make(10, size).double()
-    graph = _graph(model, size)
+    model, graph = double(make, size)
+    torch.manual_seed(0)
     cut = {
         "full": graph.full, "prefix": lambda: graph.prefix(0.25), "slt": lambda: graph.slt(3, 4, 0.3),
         "random": lambda: graph.random(0.5, torch.Generator().manual_seed(1)),

@@ -15,6 +15,7 @@ from strata.models import resnet20
 from strata.training import LocalTraining, train_device
 from strata.training.cohorts import COHORT, cohorts, narrow, train_cohort
 from strata.training.grouped import Grouped, NotVectorisable
+from tests import networks
 from tests.networks import NETWORKS
 
 SETTINGS = LocalTraining(batch_size=8, proximal=0.1)
@@ -47,7 +48,7 @@ def graph_of(name: str) -> tuple[nn.Module, ChannelGraph]:
     torch.manual_seed(0)
     if name == "narrow":
         return (model := Narrow()), ChannelGraph(model, (3, 8, 8))
-    return (model := resnet20()), ChannelGraph(model, (3, 32, 32))
+    return (model := resnet20()), networks.graph_of("resnet20")
 
 
 def device_data(devices: int, samples: int, shape: tuple[int, ...]) -> list[tuple[Tensor, Tensor]]:
@@ -70,15 +71,21 @@ CUTS = {
 }
 
 
+@cache
+def double(name: str) -> tuple[nn.Module, ChannelGraph]:
+    torch.manual_seed(1)
+    model = Narrow() if name == "narrow" else resnet20()
+    return model, ChannelGraph(model, (3, 8, 8) if name == "narrow" else (3, 32, 32))
+
+
 @pytest.mark.parametrize("kind", CUTS)
 @pytest.mark.parametrize("name", ["narrow", "resnet20"])
 def test_gradients_of_a_group_are_those_of_its_devices(name: str, kind: str) -> None:
     """In float64, so that only a wrong formula can make a difference."""
     torch.set_default_dtype(torch.float64)
     try:
+        model, graph = double(name)
         torch.manual_seed(1)
-        model = Narrow() if name == "narrow" else resnet20()
-        graph = ChannelGraph(model, (3, 8, 8) if name == "narrow" else (3, 32, 32))
         cut: Cut = CUTS[kind](graph)
         group = Grouped(graph, cut, 3)
         received = [
@@ -159,7 +166,7 @@ def test_cohorts_by_hand() -> None:
 @pytest.mark.parametrize("name", ["vgg", "densenet40", "hf_vit", "gated"])
 def test_what_has_no_grouped_form_is_trained_one_by_one(name: str) -> None:
     model, shape = NETWORKS[name]()
-    graph = ChannelGraph(model, shape)
+    graph = networks.graph_of(name)
     cut = graph.prefix(0.25)
     with pytest.raises(NotVectorisable):
         Grouped(graph, cut, 2)

@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from strata.cutting import ChannelGraph
 from strata.training.submodels import structure, warm
-from tests.networks import NETWORKS
+from tests.networks import NETWORKS, graph_of
 
 
 @pytest.mark.parametrize("name", ["gated", "padded_resnet", "vgg"])  # chunk, padding and view depend on what is kept
@@ -15,7 +14,7 @@ def test_warm_equals_fresh(name: str) -> None:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         net, shape = NETWORKS[name]()
-    graph = ChannelGraph(net, shape)
+    graph = graph_of(name)
     state = net.state_dict()
     images = torch.randn(3, *shape, generator=torch.Generator().manual_seed(1))
     cuts = [graph.random(0.5, torch.Generator().manual_seed(seed)) for seed in range(6)]
