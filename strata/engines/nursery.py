@@ -6,7 +6,6 @@ Started as `python -m strata.engines.nursery FD`. Everything here ends when the 
 
 from __future__ import annotations
 
-import ctypes
 import gc
 import multiprocessing.spawn
 import os
@@ -14,8 +13,6 @@ import pickle
 import signal
 import socket
 import sys
-import threading
-import time
 import traceback
 from multiprocessing.connection import Connection
 from typing import Any
@@ -23,25 +20,8 @@ from typing import Any
 import torch
 
 from strata.engines import wire
+from strata.engines.parents import die_with_parent
 from strata.engines.shared import Block, Layout
-
-PR_SET_PDEATHSIG = 1
-
-
-def die_with_parent(parent: int) -> None:
-    """This process ends when `parent` does, also in the middle of a computation."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    else:
-        threading.Thread(target=_watch, args=(parent,), daemon=True).start()
-    if os.getppid() != parent:  # it ended before we asked
-        os._exit(1)
-
-
-def _watch(parent: int) -> None:
-    while os.getppid() == parent:
-        time.sleep(1)
-    os._exit(1)
 
 
 def main() -> None:

@@ -14,6 +14,7 @@ from strata.engines.flower import codec
 from strata.engines.flower.envelope import content, payload
 from strata.engines.flower.keeper import KeeperFailed, ask
 from strata.engines.flower.settings import DeviceSettings
+from strata.engines.parents import watch_parent
 from strata.errors import BadInput
 
 app = ClientApp()
@@ -23,6 +24,7 @@ app = ClientApp()
 @app.train()
 @app.evaluate()
 def work(message: Message, context: Context) -> Message:
+    watch_parent(os.getppid())  # as in server_app.py
     return Message(content(answer(message, context)), reply_to=message)
 
 

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import os
+
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
 from strata.engines.flower.conducting import conduct
 from strata.engines.flower.settings import RunSettings
+from strata.engines.parents import watch_parent
 
 app = ServerApp()
 
 
 @app.main()
 def main(grid: Grid, context: Context) -> None:
+    # Flower too ends an app whose SuperLink was killed, but by a signal that its own retries may sleep through.
+    watch_parent(os.getppid())
     conduct(grid, RunSettings.from_config(context.run_config))

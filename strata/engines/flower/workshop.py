@@ -23,7 +23,7 @@ from strata.engines.flower import codec
 from strata.engines.flower.bench import Bench, failure
 from strata.engines.flower.keeper import LARGEST_NOTE, note_of, receive, send
 from strata.engines.flower.settings import DeviceSettings
-from strata.engines.nursery import die_with_parent
+from strata.engines.parents import die_with_parent
 from strata.errors import BadInput
 
 IDLE_SECONDS = 900.0
