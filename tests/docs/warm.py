@@ -2,8 +2,9 @@
 
 `python -m tests.docs.warm SOCKET` serves; `shim.py`, which is `strata` and `python` on the PATH of documented commands,
 asks it. A child has the caller's standard streams, folder and environment; what it runs is Strata's own entry point.
-Two things differ from a user's machine, neither of which changes a result: there are no worker processes unless
-asked for, and what Python and torch hold resident, which `strata plan` measures in the background, is given.
+Three things differ from a user's machine, none of which changes a result: there are no worker processes unless
+asked for; what Python and torch hold resident, which `strata plan` measures in the background, is given; and ResNet20,
+which most pages use, is exported once for all.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ def serve(path: str) -> None:
 
     running.default_workers = lambda: 0  # type: ignore[attr-defined]
     runtime.start_measuring = _given_runtime
+    _export_once()
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
         listener.bind(path)
         listener.listen()
@@ -48,6 +50,26 @@ def serve(path: str) -> None:
                 listener.close()
                 answer(connection)
             connection.close()
+
+
+def _export_once() -> None:
+    from strata.cutting import ChannelGraph
+    from strata.models import resnet20
+
+    def looks(model: Any, input_shape: Any) -> tuple[str, tuple[int, ...]]:
+        return repr(model), tuple(input_shape)
+
+    model, shape = resnet20(), (3, 32, 32)
+    known, ready = looks(model, shape), ChannelGraph(model, shape)
+    export = ChannelGraph.__init__
+
+    def initialise(self: ChannelGraph, model: Any, input_shape: Any, layers: Any = None, strict: bool = False) -> None:
+        if layers is None and looks(model, input_shape) == known:
+            self.__dict__.update(ready.__dict__)
+        else:
+            export(self, model, input_shape, layers, strict)
+
+    ChannelGraph.__init__ = initialise  # type: ignore[method-assign]
 
 
 def _given_runtime() -> subprocess.Popen[str]:
