@@ -61,6 +61,14 @@ class Group:
         return max((p for run in self.runs for p in numbers(run.records, "peak_bytes") if p), default=None)
 
     @property
+    def privacy(self) -> str:
+        """What differential privacy has come to, in the worst run; empty without it."""
+        if not any("epsilon" in record for run in self.runs for record in run.records):
+            return ""
+        spent = [value for run in self.runs for value in numbers(run.records, "epsilon") if value is not None]
+        return f"ε ≤ {max(spent):.3g}" if spent else "no finite ε"  # it only grows
+
+    @property
     def dropped(self) -> int:
         return sum(len(drops(record)) for run in self.runs for record in run.records)
 

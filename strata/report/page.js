@@ -342,6 +342,7 @@
     for (const group of data.groups) {
       const facts = [["highest on the way", group.best == null ? "–" : percent(group.best) + " %"], ["measured peak, a device", bytes(group.peak_bytes)], ["upload in all", bytes(group.upload_bytes)],
         ["download in all", bytes(group.download_bytes)], ["training operations", flops(group.train_flops)], ["time", duration(group.seconds)], ["devices dropped", `${group.failures.dropped} of ${group.failures.asked}`]];
+      if (group.privacy) facts.push(["differential privacy", group.privacy]);
       const list = el("dl");
       for (const [name, value] of facts) list.append(el("dt", { text: name }), el("dd", { text: value }));
       const fill = el("i"); fill.style.width = (group.rounds ? Math.min(100, (100 * group.done) / group.rounds) : 0) + "%";

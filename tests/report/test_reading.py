@@ -124,3 +124,16 @@ def test_failures_are_counted_by_reason_and_device(tmp_path: Path) -> None:
     assert (failures["asked"], failures["dropped"]) == (8, 3)
     assert failures["reasons"] == [{"reason": "dropped out", "times": 2}, {"reason": "late", "times": 1}]
     assert failures["worst"][0] == {"device": 4, "times": 2, "asked": 4}
+
+
+def test_the_privacy_that_was_spent_is_shown(tmp_path: Path) -> None:
+    for name, values in (("spent", (1.25, None, 2.5)), ("endless", (None, None, None))):
+        folder = make_run(tmp_path / name, rounds=3, method=name)
+        records = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+        lines = (json.dumps({**r, "epsilon": e}) for r, e in zip(records, values, strict=True))
+        (folder / "metrics.jsonl").write_text("\n".join(lines) + "\n")
+    make_run(tmp_path / "plain", method="plain")
+    groups = contents(find_runs([tmp_path]), None)["groups"]
+    assert {group["method"]: group["privacy"] for group in groups} == {
+        "spent": "ε ≤ 2.5", "endless": "no finite ε", "plain": "",
+    }  # fmt: skip

@@ -45,11 +45,13 @@ def work(message, context):
 
 # Takes its first task, says so in a file, and never comes back.
 HANGING = """
+import os
 import select
 from pathlib import Path
 from flwr.app import Message
 from flwr.clientapp import ClientApp
 from strata.engines.flower import client_app, envelope
+from strata.engines.parents import watch_parent
 app = ClientApp()
 
 @app.query()
@@ -59,6 +61,7 @@ def work(message, context):
 
 @app.train()
 def hang(message, context):
+    watch_parent(os.getppid())  # it hangs, but leaves nothing behind
     Path(__file__).with_name("has-its-task").touch()
     select.select([], [], [])
 """
