@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from pathlib import Path
 
@@ -15,6 +16,10 @@ HERE = Path(__file__).parent
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     # A suite started in the background ignores Ctrl-C, and so would all it starts; Flower ends its processes by it.
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+# Ray's workers would give way to all other tests, and starve beside them.
+os.environ["RAY_worker_niceness"] = "0"
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -103,7 +103,7 @@ def test_a_device_that_lies_costs_its_own_update_and_no_more(lie: str) -> None:
     assert [entry["id"] for entry in record["dropped"]] == [liar]
     assert reason in record["dropped"][0]["reason"] and reason in log[0]
     # by hand: the mean of the other three
-    program = honest._program
+    program = honest.program
     tensors = []
     for device in honest.asked:
         if device != liar:

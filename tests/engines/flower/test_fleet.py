@@ -23,7 +23,7 @@ from tests.engines.flower import rogues
 from tests.engines.flower.loopback import Loopback, end, loopback, wait_for
 
 MIB = 2**20
-ROUNDS = 3
+ROUNDS = 2
 PARTS = 12  # of digits: 125 images each
 DEADLINE = 120.0  # seconds; a task takes about six on an idle machine
 BUDGETS = {"ant": 16 * MIB, "bee": 24 * MIB, "cat": 32 * MIB}
@@ -112,12 +112,10 @@ def test_rogues_cost_their_own_updates_and_devices_evaluate(fleet: Loopback, tmp
 
     names = json.loads((out / "fleet.json").read_text())["names"]
     assert names == ["dot", "eel", "fox", "gnu", "hen"]
-    first, second, last = [
-        {names[entry["id"]]: entry["reason"] for entry in record["dropped"]} for record in records(out)
-    ]
-    assert set(first) == {"dot", "fox", "gnu"} and set(second) == set(last) == {"dot", "eel", "fox"}
-    assert all("not finite" in dropped["dot"] for dropped in (first, second, last))
-    assert second["eel"] == last["eel"] == "sent an update of round 0"
+    first, second = [{names[entry["id"]]: entry["reason"] for entry in record["dropped"]} for record in records(out)]
+    assert set(first) == {"dot", "fox", "gnu"} and set(second) == {"dot", "eel", "fox"}
+    assert all("not finite" in dropped["dot"] for dropped in (first, second))
+    assert second["eel"] == "sent an update of round 0"
     # the deadline, or Flower's own word a little earlier; then it may still count as busy
     assert first["fox"].startswith(("no answer", "disconnected"))
     assert second["fox"].startswith(("no answer", "disconnected", "not connected", "still busy with round 0"))
