@@ -18,6 +18,9 @@ if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+# One thread, as in worker processes: sums in another order have other bits.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("MKL_NUM_THREADS", "1")
 # Ray's workers would give way to all other tests, and starve beside them.
 os.environ["RAY_worker_niceness"] = "0"
 
