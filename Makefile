@@ -4,10 +4,12 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
 STAMP := .venv/.strata-installed
 
-# Three test processes, one thread each: on a small machine torch's own threads only get in each other's way, and some
+# Four test processes, one thread each: on a small machine torch's own threads only get in each other's way, and some
 # tests mostly wait for processes of their own.
 export OMP_NUM_THREADS := 1
 export MKL_NUM_THREADS := 1
+# Tests start hundreds of processes: none of them should compile Strata again.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: demo test lint bench docs clean
 .DEFAULT_GOAL := test
@@ -27,7 +29,7 @@ lint: $(STAMP)
 	$(BIN)/mypy
 
 test: lint
-	$(BIN)/pytest -n 3 --dist loadfile --no-loadscope-reorder -q
+	$(BIN)/pytest -n 4 --dist loadfile --no-loadscope-reorder -q
 
 bench: $(STAMP)
 	$(BIN)/python -m benchmarks.run_all

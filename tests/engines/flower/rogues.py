@@ -2,25 +2,6 @@
 
 from __future__ import annotations
 
-# Sends back an update with values that are not finite.
-NAN = """
-from flwr.app import Message
-from flwr.clientapp import ClientApp
-import torch
-from strata.engines.flower import client_app, codec, envelope
-app = ClientApp()
-
-@app.query()
-@app.train()
-@app.evaluate()
-def work(message, context):
-    packet = codec.decode(client_app.answer(message, context))
-    tensors = packet.tensors()
-    if packet.meta["what"] == "update":
-        next(iter(tensors.values())).fill_(float("nan"))
-    return Message(envelope.content(codec.encode(packet.meta, tensors)), reply_to=message)
-"""
-
 # Sends back its first update in every later round.
 REPLAYING = """
 from pathlib import Path
@@ -66,7 +47,7 @@ def hang(message, context):
     select.select([], [], [])
 """
 
-# Says that it has five times the memory that it really has.
+# Says that it has five times the memory that it really has; what it trains in the end is not finite.
 BOASTING = """
 from flwr.app import Message
 from flwr.clientapp import ClientApp
@@ -78,8 +59,10 @@ app = ClientApp()
 @app.evaluate()
 def work(message, context):
     packet = codec.decode(client_app.answer(message, context))
-    meta = packet.meta
+    meta, tensors = packet.meta, packet.tensors()
     if meta["what"] == "device":
         meta = {**meta, "budget": 5 * meta["budget"]}
-    return Message(envelope.content(codec.encode(meta, packet.tensors())), reply_to=message)
+    elif meta["what"] == "update":
+        next(iter(tensors.values())).fill_(float("nan"))
+    return Message(envelope.content(codec.encode(meta, tensors)), reply_to=message)
 """

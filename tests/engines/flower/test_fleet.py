@@ -96,34 +96,32 @@ def test_rogues_cost_their_own_updates_and_devices_evaluate(fleet: Loopback, tmp
     small, held = 16 * MIB, {"hold_out": 0.2}
     honest = device(fleet.folder, "hen", 0, small, **held)
     fleet.device(honest)
-    lying = device(fleet.folder, "dot", 1, small, **held)
-    fleet.device(lying, rogues.NAN)
-    replaying = device(fleet.folder, "eel", 2, small, **held)
+    replaying = device(fleet.folder, "eel", 1, small, **held)
     fleet.device(replaying, rogues.REPLAYING)
-    dying = fleet.device(device(fleet.folder, "fox", 3, small), rogues.HANGING)
-    boasting = device(fleet.folder, "gnu", 4, 8 * MIB, **held)  # says 40 MiB; its limit is at 8 + 24
+    dying = fleet.device(device(fleet.folder, "fox", 2, small), rogues.HANGING)
+    boasting = device(fleet.folder, "gnu", 3, 8 * MIB, **held)  # says 40 MiB; its limit is at 8 + 24
     fleet.device(boasting, rogues.BOASTING)
     out = tmp_path / "rogues"
-    request = {**REQUEST, "per_round": 5, "eval_every": ROUNDS}
-    run = fleet.run(RunSettings(request, str(out), minimum=5, deadline=DEADLINE, evaluation="devices"))
+    request = {**REQUEST, "per_round": 4, "eval_every": ROUNDS}
+    run = fleet.run(RunSettings(request, str(out), minimum=4, deadline=DEADLINE, evaluation="devices"))
     fleet.until(run, (fleet.folder / "fox" / "has-its-task").exists)
     end(dying, signal.SIGKILL)
     fleet.finished(run)
 
     names = json.loads((out / "fleet.json").read_text())["names"]
-    assert names == ["dot", "eel", "fox", "gnu", "hen"]
+    assert names == ["eel", "fox", "gnu", "hen"]
     first, second = [{names[entry["id"]]: entry["reason"] for entry in record["dropped"]} for record in records(out)]
-    assert set(first) == {"dot", "fox", "gnu"} and set(second) == {"dot", "eel", "fox"}
-    assert all("not finite" in dropped["dot"] for dropped in (first, second))
+    assert set(first) == {"fox", "gnu"} and set(second) == {"eel", "fox", "gnu"}
     assert second["eel"] == "sent an update of round 0"
     # the deadline, or Flower's own word a little earlier; then it may still count as busy
     assert first["fox"].startswith(("no answer", "disconnected"))
     assert second["fox"].startswith(("no answer", "disconnected", "not connected", "still busy with round 0"))
     assert "out of memory" in first["gnu"] and first["gnu"].endswith(f"moved to the level of {small} bytes")
+    assert "not finite" in second["gnu"]  # there was room for it there, but it lies
 
     # the counts of all who hold something out, summed: the final model's own
     summary = json.loads((out / "summary.json").read_text())
-    parts = [holding_of(one).held for one in (honest, lying, replaying, boasting)]
+    parts = [holding_of(one).held for one in (honest, replaying, boasting)]
     images = torch.cat([part.images for part in parts if part is not None])
     labels = torch.cat([part.labels for part in parts if part is not None])
     model = load_model("resnet20", 10, (3, 32, 32))
@@ -131,4 +129,4 @@ def test_rogues_cost_their_own_updates_and_devices_evaluate(fleet: Loopback, tmp
     data = load("digits").train
     with torch.inference_mode():
         right = (model.eval()(data.normalise(images)).argmax(1) == labels).sum().item()
-    assert len(labels) == 100 and abs(summary["accuracy"] * 100 - right) <= 1  # other batches may turn a close call
+    assert len(labels) == 75 and abs(summary["accuracy"] * 75 - right) <= 1  # other batches may turn a close call
