@@ -21,8 +21,9 @@ if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
 # One thread, as in worker processes: sums in another order have other bits.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("MKL_NUM_THREADS", "1")
-# Ray's workers would give way to all other tests, and starve beside them.
-os.environ["RAY_worker_niceness"] = "0"
+# Ray's workers would give way to all other tests, and starve beside them; and what nobody uses costs a minute.
+RAY = {"RAY_worker_niceness": "0", "RAY_prestart_worker_first_driver": "0", "RAY_enable_metrics_collection": "0"}
+os.environ.update(RAY)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

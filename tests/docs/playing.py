@@ -16,6 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import IO
 
+from tests.conftest import RAY
 from tests.docs.pages import ROOT, Block
 
 SECONDS = 300.0  # for one block; an idle machine takes some seconds for the slowest
@@ -45,7 +46,7 @@ class Warm:
             "PATH": f"{self.bin}:/usr/bin:/bin:/usr/sbin:/sbin", "HOME": str(home), "PYTHONPATH": str(ROOT),
             "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "COLUMNS": "120", "LC_ALL": "C.UTF-8", "WARM_SOCKET":
             str(self.socket), "COLD_PYTHON": sys.executable, "STRATA_DATA": str(home / "data"),
-            "RAY_worker_niceness": "0",
+            **RAY,
         }  # fmt: skip
 
     def close(self) -> None:
