@@ -10,6 +10,7 @@ import math
 import weakref
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
+from functools import cache
 from typing import TYPE_CHECKING
 
 import torch
@@ -41,9 +42,9 @@ def cohorts(graph: ChannelGraph, tasks: Sequence[Task], samples: Sequence[int], 
             exact: bool = False) -> list[list[int]]:  # fmt: skip
     """Positions in `tasks` that are trained together, in the order in which their updates are added up."""
     groups: dict[object, list[int]] = {}
-    are_narrow = {cut.hash: narrow(graph, cut) for cut in {task.cut for task in tasks}} if not exact else {}
+    is_narrow = cache(lambda cut: narrow(graph, cut))  # devices often share a cut
     for position, (task, count) in enumerate(zip(tasks, samples, strict=True)):
-        alone = exact or not _simple(task, settings) or not are_narrow[task.cut.hash]
+        alone = exact or not _simple(task, settings) or not is_narrow(task.cut)
         groups.setdefault(position if alone else (structure(graph, task.cut), count), []).append(position)
     return [part for group in groups.values() for part in _split(group)]
 
@@ -124,16 +125,12 @@ def _split(group: list[int]) -> list[list[int]]:
 
 def _network(graph: ChannelGraph, cut: Cut, devices: int, settings: LocalTraining) -> Grouped | None:
     known = _grouped.setdefault(graph, OrderedDict())
-    key = (
-        structure(graph, cut),
-        devices,
-        settings.device,
-        kernels.available() if settings.kernels is None else settings.kernels,
-    )
+    own_kernels = kernels.available() if settings.kernels is None else settings.kernels
+    key = (structure(graph, cut), devices, settings.device, own_kernels)
     if key not in known:
         try:
             very_narrow = not cut.frozen and mean_channels(graph, cut) <= WIDEST_FOR_KERNELS
-            known[key] = Grouped(graph, cut, devices, settings.device, key[3] and very_narrow)
+            known[key] = Grouped(graph, cut, devices, settings.device, own_kernels and very_narrow)
         except NotVectorisable:
             known[key] = None
         while len(known) > KEPT:
