@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import signal
 import time
 from collections.abc import Iterator
@@ -16,23 +17,11 @@ from strata.cli import main
 from strata.fleet.addresses import parse_address
 from strata.fleet.control import Access
 from strata.fleet.status import FleetState, look
+from tests.fleet import nets
 from tests.fleet.link import Link, Unavailable
+from tests.fleet.nets import BUDGETS
 from tests.fleet.processes import PATIENCE, STRATA, Command, alive, descendants, free_port, strata, wait_until_gone
 
-NETS = """
-from torch import nn
-
-
-def small(num_classes: int = 10) -> nn.Module:
-    def block(before: int, after: int, stride: int) -> list[nn.Module]:
-        return [nn.Conv2d(before, after, 3, stride, 1, bias=False), nn.BatchNorm2d(after), nn.ReLU()]
-
-    return nn.Sequential(
-        *block(3, 8, 2), *block(8, 16, 2), *block(16, 16, 1), nn.AdaptiveAvgPool2d(1), nn.Flatten(),
-        nn.Linear(16, num_classes),
-    )
-"""
-BUDGETS = (800 << 10, 1 << 20, 2 << 20)  # bytes; the whole network takes 865 KiB at a batch of 16
 RUN = ("--model", "nets:small", "--method", "slt", "--rounds", "2", "--per-round", "3", "--batch", "16", "--seed", "3")
 
 
@@ -48,7 +37,7 @@ class Fleet:
             self.link = Link()
         except Unavailable as error:
             self.why_no_link = str(error)
-        (folder / "nets.py").write_text(NETS)  # the users' own network: on the devices and on the server
+        shutil.copy(nets.__file__, folder)  # the users' own network: on the devices and on the server
         self.at = ("--server", f"localhost:{free_port()}", "--keys", "keys")
         far = self.link.here if self.link else "127.0.0.1"
         made = strata("fleet", "keys", "keys", "--host", far, "--devices", "a,b,c", cwd=folder)

@@ -21,13 +21,15 @@ from strata.federation.request import Request
 from strata.models.loading import load_model
 from tests.engines.flower import rogues
 from tests.engines.flower.loopback import Loopback, end, loopback, wait_for
+from tests.fleet import nets
 
 MIB = 2**20
 ROUNDS = 2
 PARTS = 12  # of digits: 125 images each
 DEADLINE = 120.0  # seconds; a task takes about six on an idle machine
-BUDGETS = {"ant": 16 * MIB, "bee": 24 * MIB, "cat": 32 * MIB}
-REQUEST = {"model": "resnet20", "method": "slt", "rounds": ROUNDS, "per_round": 3, "seed": 3, "lr": 0.1}
+BUDGETS = dict(zip(("ant", "bee", "cat"), nets.BUDGETS, strict=True))
+REQUEST = {"method": "slt", "rounds": ROUNDS, "per_round": 3, "seed": 3, "lr": 0.1}
+SMALL = {**REQUEST, "model": "tests.fleet.nets:small", "batch": 16}
 
 
 def device(fleet: Path, name: str, index: int, budget: int, **more: Any) -> DeviceSettings:
@@ -50,7 +52,7 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 def locally(names: dict[str, int], out: Path) -> Path:
     """The same run on the local engine: the same parts of the data, the same budgets."""
-    request = Request(**REQUEST, budgets=tuple(names.values()), exact=True)
+    request = Request(**SMALL, budgets=tuple(names.values()), exact=True)
     data = load("digits")
     parts = parse_partition("iid", data, PARTS, 3)
     model = request.make_model(data)
@@ -64,16 +66,17 @@ def locally(names: dict[str, int], out: Path) -> Path:
 
 def test_three_budgets_a_killed_server_and_the_bits_of_the_local_engine(fleet: Loopback, tmp_path: Path) -> None:
     devices = [
-        fleet.device(device(fleet.folder, name, index, budget)) for index, (name, budget) in enumerate(BUDGETS.items())
+        fleet.device(device(fleet.folder, name, index, budget, models=[SMALL["model"]]))
+        for index, (name, budget) in enumerate(BUDGETS.items())
     ]
     out = tmp_path / "fleet"
-    first = fleet.run(RunSettings(REQUEST, str(out), minimum=3))
+    first = fleet.run(RunSettings(SMALL, str(out), minimum=3))
     fleet.until(first, lambda: (out / "metrics.jsonl").exists() and records(out))
     end(fleet.processes[0], signal.SIGKILL)  # the SuperLink; the server app ends with it
     wait_for(lambda: is_unlocked(out), "the end of the server app")
     assert not (out / "summary.json").exists()
     fleet.link()
-    fleet.finished(fleet.run(RunSettings(REQUEST, str(out), minimum=3, resume=True)))
+    fleet.finished(fleet.run(RunSettings(SMALL, str(out), minimum=3, resume=True)))
 
     local = locally(BUDGETS, tmp_path / "local")
     assert records(out) == records(local)
@@ -102,7 +105,7 @@ def test_rogues_cost_their_own_updates_and_devices_evaluate(fleet: Loopback, tmp
     boasting = device(fleet.folder, "gnu", 3, 8 * MIB, **held)  # says 40 MiB; its limit is at 8 + 24
     fleet.device(boasting, rogues.BOASTING)
     out = tmp_path / "rogues"
-    request = {**REQUEST, "per_round": 4, "eval_every": ROUNDS}
+    request = {**REQUEST, "model": "resnet20", "per_round": 4, "eval_every": ROUNDS}
     run = fleet.run(RunSettings(request, str(out), minimum=4, deadline=DEADLINE, evaluation="devices"))
     fleet.until(run, (fleet.folder / "fox" / "has-its-task").exists)
     end(dying, signal.SIGKILL)
