@@ -16,7 +16,9 @@ unexport PYTHONDONTWRITEBYTECODE
 
 $(STAMP): pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[dev]"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -e ".[dev]"
+	@# pip would compile on one core; some packages hold files for other Pythons, which it passes over too
+	$(BIN)/python -m compileall -q -j 0 .venv/lib >/dev/null || true
 	touch $@
 
 demo: $(STAMP)
