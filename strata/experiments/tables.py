@@ -100,13 +100,17 @@ def _table(name: str, title: str, columns: Sequence[Column], asked: Asked) -> Ex
 
 def write_table(name: str, title: str, columns: Sequence[Column], results: Results, out: Path) -> list[Path]:
     found = {column: outcomes(column, results) for column in columns}
-    sections = list(dict.fromkeys(column.section for column in columns))
+    sections = dict.fromkeys(column.section for column in columns)
+    begun = dict.fromkeys(column.section for column, ours in found.items() if ours)
     tables = [
         _section(name, {column: ours for column, ours in found.items() if column.section == section})
-        for section in sections
+        for section in begun or sections  # nothing finished at all: what would be there
     ]
+    said = notes(found.values())
+    if begun and (missing := [_title(section) for section in sections if section not in begun]):
+        said.insert(0, f"No run is finished of: {'; '.join(missing)}.")
     records = [record for column, ours in found.items() for record in _records(name, column, ours)]
-    return write(out, title, tables, records, notes(found.values()))
+    return write(out, title, tables, records, said)
 
 
 def outcomes(column: Column, results: Results) -> dict[str, Outcome]:
@@ -124,12 +128,15 @@ def _section(name: str, found: dict[Column, dict[str, Outcome]]) -> Table:
     rows.append(("ranking", *(str(rank(ours, column.published(name))) for column, ours in found.items())))
     rows.append(("rounds (full length)", *(_rounds(column, ours) for column, ours in found.items())))
     rows.append(("seeds", *(_seeds(ours.values()) for ours in found.values())))
-    data, model, partition = columns[0].section
     header = (
         "ours (published), accuracy in %",
         *("+".join(f"{c:g}" for c in column.constraints) for column in columns),
     )
-    return Table(f"{label(data)}, {label(model)}, {label(partition)}", header, tuple(rows))
+    return Table(_title(columns[0].section), header, tuple(rows))
+
+
+def _title(section: tuple[str, str, str]) -> str:
+    return ", ".join(map(label, section))
 
 
 def _cell(column: Column, method: str, ours: dict[str, Outcome], theirs: dict[str, Value]) -> str:

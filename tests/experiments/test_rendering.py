@@ -56,7 +56,14 @@ def test_mean_std_published_value_and_ranking(tmp_path: Path) -> None:
     assert len(records) == 48
     small = next(r for r in records if (r["data"], r["levels"], r["method"]) == ("cifar10", "0.125", "small"))
     assert float(small["accuracy_std"]) == 0.0
-    assert r"74.0 $\pm$ 2.0 (74.1 $\pm$ 0.8)" in tex and tex.count(r"\begin{tabular}") == 4
+    assert r"74.0 $\pm$ 2.0 (74.1 $\pm$ 0.8)" in tex and tex.count(r"\begin{tabular}") == 1
+    assert "No run is finished of: FEMNIST, ResNet20, iid; CIFAR100, DenseNet40, iid; TinyImageNet" in text
+
+
+def test_nothing_finished_shows_what_would_be_there(tmp_path: Path) -> None:
+    text, _, tex = rendered("table-iid", tmp_path / "runs", tmp_path / "out")
+    assert row(text, "SLT")[1] == "– (74.1 ± 0.8)" and tex.count(r"\begin{tabular}") == 4
+    assert "No run is finished of" not in text
 
 
 def test_a_ranking_that_agrees_and_one_that_is_within_the_papers_std(tmp_path: Path) -> None:
