@@ -17,8 +17,8 @@ LATER = ("aggregation", "dp_noise", "dp_clip", "dp_delta", "dp_seed")  # unknown
 
 
 @dataclass(frozen=True)
-class Options:
-    """Everything about a run that is not the model, the data or the method. Defaults are the paper's."""
+class Common:
+    """What Python (Options) and the command line (Request) call by the same names. Defaults are the paper's."""
 
     rounds: int = DEFAULT_ROUNDS
     devices: int = 100
@@ -31,7 +31,6 @@ class Options:
     stragglers: str | None = None  # SHARE:SLOWDOWN
     deadline: float | None = None  # in units of an ordinary device's time
     weighted: bool = False  # mean weighted by samples
-    server: ServerOptimizer = ServerOptimizer()
     norm_bound: float | None = None
     aggregation: str = "mean"  # or median, trimmed:SHARE
     dp_noise: float | None = None  # differential privacy: the noise in units of the clip
@@ -42,6 +41,13 @@ class Options:
     bn: str = "re-estimated"
     validation: float = 0.0
     exact: bool = False  # every device on its own (the reference), also where cohorts would be quicker
+
+
+@dataclass(frozen=True)
+class Options(Common):
+    """Everything about a run that is not the model, the data or the method."""
+
+    server: ServerOptimizer = ServerOptimizer()
 
     def __post_init__(self) -> None:
         if self.rounds < 1:

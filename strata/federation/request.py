@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +19,7 @@ from strata.federation.aggregation import ServerOptimizer
 from strata.federation.choosing import check_levels, method_named
 from strata.federation.files import read_json
 from strata.federation.folder import differences
-from strata.federation.options import LATER
+from strata.federation.options import LATER, Common
 from strata.federation.progress import display
 from strata.federation.running import complete, make_engine, run
 from strata.federation.session import Result
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Request:
+class Request(Common):
     model: str = "resnet20"
     classes: int | None = None  # None: the data's
     input: tuple[int, ...] | None = None  # None: the data's
@@ -60,30 +60,9 @@ class Request:
     augmentation: str | None = None  # None: what suits the data
     micro_batch: int | None = None
     activation_checkpointing: int | str | None = None
-    rounds: int = 500
-    devices: int = 100
-    per_round: int = 10
-    seed: int = 0
-    lr: float = 0.1
-    lr_end: float = 0.01
-    quorum: int = 1
-    dropout: float = 0.0
-    stragglers: str | None = None
-    deadline: float | None = None
-    weighted: bool = False
     server_optimizer: str = "none"
     server_lr: float | None = None  # None: 1, or 0.01 with adam
     server_momentum: float = 0.9
-    norm_bound: float | None = None
-    aggregation: str = "mean"
-    dp_noise: float | None = None
-    dp_clip: float | None = None
-    dp_delta: float | None = None
-    dp_seed: int | None = None
-    eval_every: int | None = None
-    bn: str = "re-estimated"
-    validation: float = 0.0
-    exact: bool = False
     device: str = "cpu"
     kernels: str = "auto"
 
@@ -93,7 +72,9 @@ class Request:
     def to_json(self) -> dict[str, Any]:
         """What came later and was not asked for is left out: folders of older versions must compare equal."""
         defaults = type(self).__dataclass_fields__
-        return {k: v for k, v in asdict(self).items() if k not in LATER or v != defaults[k].default}
+        order = (*Request.__annotations__, *Common.__annotations__)  # model, data and method first, for readers
+        values = {name: getattr(self, name) for name in order}
+        return {k: v for k, v in values.items() if k not in LATER or v != defaults[k].default}
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Request:
@@ -163,9 +144,7 @@ class Request:
         )  # fmt: skip
 
     def run_options(self) -> dict[str, Any]:
-        names = ("per_round", "seed", "lr", "lr_end", "quorum", "dropout", "stragglers", "deadline", "weighted",
-                 "norm_bound", "eval_every", "bn", "validation", "exact", "aggregation", "dp_noise", "dp_clip",
-                 "dp_delta", "dp_seed")  # fmt: skip
+        names = [field.name for field in fields(Common) if field.name not in ("rounds", "devices")]
         lr = self.server_lr if self.server_lr is not None else 0.01 if self.server_optimizer == "adam" else 1.0
         server = ServerOptimizer(self.server_optimizer, lr, self.server_momentum)
         return {**{name: getattr(self, name) for name in names}, "server": server}
