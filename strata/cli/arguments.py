@@ -19,7 +19,7 @@ __all__ = [
 
 
 def add_model_arguments(parser: argparse.ArgumentParser) -> None:
-    """--model, --classes, --input, --batch."""
+    """--model, --classes, --input, --batch, --micro-batch."""
     group = parser.add_argument_group("model")
     group.add_argument(
         "--model", default="resnet20", metavar="NAME",
@@ -28,6 +28,10 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--classes", metavar="N", help="number of classes (default 10, or what the callable chooses)")
     group.add_argument("--input", default="3x32x32", metavar="CxHxW", help="input shape, no batch (default 3x32x32)")
     group.add_argument("--batch", default="32", metavar="N", help="samples in a mini-batch (default 32)")
+    group.add_argument(
+        "--micro-batch", type=int, metavar="N",
+        help="samples of it at a time, gradients summed over the batch; batch norm sees only those",
+    )  # fmt: skip
 
 
 def add_budget_arguments(parser: argparse.ArgumentParser) -> None:

@@ -123,6 +123,7 @@ def plan_settings(args: argparse.Namespace) -> dict[str, Any]:
         raise BadInput("give either --constraint, such as 0.25, or --budget, such as 24MiB")
     return {
         "batch_size": at_least_one(args.batch, "--batch"),
+        "micro_batch": args.micro_batch,
         "constraint": constraints or None,
         "budget": budgets or None,
         "rounds": at_least_one(args.rounds, "--rounds"),

@@ -103,7 +103,6 @@ def add_run_arguments(parser: argparse.ArgumentParser) -> None:
     local = parser.add_argument_group("training on a device")
     local.add_argument("--lr", type=float, metavar="X", help="learning rate of the first round (default 0.1)")
     local.add_argument("--lr-end", type=float, metavar="X", help="of the last, along a cosine (default 0.01)")
-    local.add_argument("--micro-batch", type=int, metavar="N", help="samples at a time, gradients summed over a batch")
     local.add_argument(
         "--activation-checkpointing", type=segments, metavar="N",
         help="forward in at most N segments (auto: as many as lower the peak), computed anew in backward; same bits",

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from typing import TYPE_CHECKING
 
 from strata.costs.compute import Flops, Traffic, flops, traffic
-from strata.costs.measured import Measured, measure, measure_step
+from strata.costs.measured import Measured, backward, measure, measure_step
 from strata.costs.paper import activation_bytes, gradient_bytes, weight_bytes
 from strata.costs.peak import index_bytes, peak
 from strata.costs.rules import NoRule
@@ -25,6 +25,7 @@ __all__ = [
     "Measured",
     "Memory",
     "Traffic",
+    "backward",
     "flops",
     "measure",
     "measure_step",
@@ -45,12 +46,26 @@ class Memory:
     accounting: str
 
 
-def memory(graph: ChannelGraph, cut: Cut, batch_size: int, accounting: str = "peak", momentum: bool = True) -> Memory:
-    """What training `cut` takes by one of the two accountings of METHOD.md; `momentum` concerns `peak` only."""
+def memory(
+    graph: ChannelGraph,
+    cut: Cut,
+    batch_size: int,
+    accounting: str = "peak",
+    momentum: bool = True,
+    micro_batch: int | None = None,
+) -> Memory:
+    """What training `cut` takes by one of the two accountings of METHOD.md; `momentum` concerns `peak` only.
+
+    `micro_batch`: samples at a time, gradients summed over the batch; by `peak` then what it takes at the most."""
     if accounting not in ACCOUNTINGS:
         raise BadInput(f"accounting is {accounting!r}; it must be one of {', '.join(ACCOUNTINGS)}.")
     if batch_size < 1:
         raise BadInput(f"the batch size is {batch_size}; it must be at least 1.")
+    if micro_batch is not None and not 1 <= micro_batch <= batch_size:
+        raise BadInput(f"the micro-batch is {micro_batch}; it must be within 1 and the batch size of {batch_size}.")
+    if micro_batch is not None and micro_batch < batch_size:
+        part = memory(graph, cut, micro_batch, accounting, momentum)
+        return part if accounting == "paper" else _in_parts(part, graph, cut, batch_size - micro_batch)
     if accounting == "paper":
         parts = weight_bytes(cut), gradient_bytes(cut), activation_bytes(graph.sized(cut, batch_size))
         return Memory(sum(parts), *parts, accounting)
@@ -65,6 +80,16 @@ def memory(graph: ChannelGraph, cut: Cut, batch_size: int, accounting: str = "pe
         gradients = sum(trained) * (2 if momentum else 1)
         return Memory(total, weights, gradients, total - weights - gradients, accounting)
     return Memory(found.total, found.weights, found.gradients, found.activations, accounting)
+
+
+def _in_parts(part: Memory, graph: ChannelGraph, cut: Cut, others: int) -> Memory:
+    """A part of a batch, beside the gradients of the parts before it and the samples that wait: `others`."""
+    gradients = sum(prod(cut.shapes[name]) * graph.state_dtypes[name].itemsize for name in cut.trained)
+    samples = others * (4 * prod(graph.input_shape) + 8)  # float32, and a label
+    return replace(
+        part, total=part.total + gradients + samples, gradients=part.gradients + gradients,
+        activations=part.activations + samples,
+    )  # fmt: skip
 
 
 def _state_bytes(graph: ChannelGraph, cut: Cut) -> int:

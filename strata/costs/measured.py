@@ -55,7 +55,12 @@ class Growth:
 
 
 def measure(
-    module: nn.Module, input_shape: tuple[int, ...], batch_size: int, classes: int, momentum: bool = True
+    module: nn.Module,
+    input_shape: tuple[int, ...],
+    batch_size: int,
+    classes: int,
+    momentum: bool = True,
+    micro_batch: int | None = None,
 ) -> Measured:
     """Train `module` (parameters without requires_grad are frozen) and measure a steady-state step.
 
@@ -65,7 +70,7 @@ def measure(
     dtype = next((p.dtype for p in module.parameters() if p.is_floating_point()), torch.float32)
     inputs = torch.randn(batch_size, *input_shape, generator=generator, dtype=dtype)
     labels = torch.randint(classes, (batch_size,), generator=generator)
-    optimizer, step = training_step(module, inputs, labels, momentum)
+    optimizer, step = training_step(module, inputs, labels, momentum, micro_batch)
     with _untouched(module), torch.random.fork_rng(devices=[]):
         optimizer.zero_grad(set_to_none=True)
         step()  # creates the momentum buffers
@@ -73,7 +78,7 @@ def measure(
 
 
 def training_step(
-    module: nn.Module, inputs: Tensor, labels: Tensor, momentum: bool
+    module: nn.Module, inputs: Tensor, labels: Tensor, momentum: bool, micro_batch: int | None = None
 ) -> tuple[torch.optim.Optimizer, Callable[[], None]]:
     """Forward, backward and SGD as devices do them, at learning rate 0."""
     trained = [p for p in module.parameters() if p.requires_grad]
@@ -83,11 +88,21 @@ def training_step(
     )
 
     def step() -> None:
-        functional.cross_entropy(module(inputs), labels).backward()
+        backward(module, inputs, labels, micro_batch)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
 
     return optimizer, step
+
+
+def backward(module: nn.Module, inputs: Tensor, labels: Tensor, micro_batch: int | None = None) -> None:
+    """Gradients of the mean loss; with `micro_batch`, of so many samples at a time."""
+    if micro_batch is None or micro_batch >= len(labels):
+        functional.cross_entropy(module(inputs), labels).backward()
+        return
+    for part, own in zip(inputs.split(micro_batch), labels.split(micro_batch), strict=True):
+        # no name for the loss: it would live on beside the next part
+        (functional.cross_entropy(module(part), own) * (len(own) / len(labels))).backward()
 
 
 def measure_step(step: Callable[[], object], standing: Iterable[Tensor]) -> Measured:

@@ -27,6 +27,7 @@ def method_named(
     constraints: Sequence[float] = (),
     budgets: Sequence[int | str] = (),
     batch_size: int = 32,
+    micro_batch: int | None = None,
     rounds: int = 500,
     seed: int = 0,
     accounting: str | None = None,
@@ -44,7 +45,7 @@ def method_named(
         levels: dict[str, Any] = {"budget": list(budgets)} if budgets else {"constraint": list(constraints)}
         made = plan(
             graph, graph.input_shape, batch_size, **levels, rounds=rounds, accounting=accounting, schedule=schedule,
-            head_fraction=head_fraction, patience=patience, name=model_name,
+            head_fraction=head_fraction, patience=patience, name=model_name, micro_batch=micro_batch,
         )  # fmt: skip
         return create(name, graph, plan=made, **options)
     sizes = [parse_bytes(budget) for budget in budgets]
@@ -58,7 +59,7 @@ def method_named(
                 f"{max(sizes)}: give a larger budget or a micro-batch, or choose slt or small"
             )
     scales = tuple(constraints) or tuple(
-        largest_scale(graph, size, batch_size, accounting or "peak", measured) for size in sizes
+        largest_scale(graph, size, batch_size, accounting or "peak", measured, micro_batch) for size in sizes
     )
     return create(name, graph, constraints=scales or (1.0,), seed=seed, **options)
 

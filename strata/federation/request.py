@@ -137,8 +137,8 @@ class Request(Common):
         named: list[tuple[str, Any]] = [("variant", self.variant), ("pool", self.pool)]
         return method_named(
             self.method, graph, constraints=self.constraints, budgets=self.budgets, batch_size=self.batch,
-            rounds=self.rounds, seed=self.seed, accounting=self.accounting, schedule=self.schedule,
-            head_fraction=self.head_fraction, patience=self.patience, model_name=self.model,
+            micro_batch=self.micro_batch, rounds=self.rounds, seed=self.seed, accounting=self.accounting,
+            schedule=self.schedule, head_fraction=self.head_fraction, patience=self.patience, model_name=self.model,
             training=self._local("none"),
             **{name: value for name, value in named if value is not None},
         )  # fmt: skip

@@ -19,6 +19,7 @@ def largest_scale(
     batch_size: int,
     accounting: str = "peak",
     measured: Callable[[Cut], int] | None = None,
+    micro_batch: int | None = None,
 ) -> float:
     """The largest width ratio whose prefix model trains within `budget` bytes: the constraint that the bytes mean.
     `measured` replaces the accounting where that does not know how devices train."""
@@ -26,7 +27,9 @@ def largest_scale(
 
     def need(point: int) -> int:
         cut = graph.prefix(point / GRID)
-        return measured(cut) if measured else memory(graph, cut, batch_size, accounting=accounting).total
+        if measured:
+            return measured(cut)
+        return memory(graph, cut, batch_size, accounting=accounting, micro_batch=micro_batch).total
 
     def fits(point: int) -> bool:
         return need(point) <= budget

@@ -32,16 +32,20 @@ def plan(
     head_fraction: float = 1.0,
     patience: int = DEFAULT_PATIENCE,
     name: str | None = None,
+    micro_batch: int | None = None,
 ) -> Plan:
     """The steps of Successive Layer Training within `budget` bytes ("24 MiB"), or within what the model scaled to the
     width `constraint` needs. Several budgets or constraints are levels of devices.
 
     `accounting` says how bytes are counted: `peak` (live bytes of a real training step; default with `budget`) or
-    `paper` (default with `constraint`). A ChannelGraph may stand in for the model, to export it only once.
+    `paper` (default with `constraint`). With `micro_batch` devices take so many samples of a batch at a time and sum
+    the gradients; give it to LocalTraining too. A ChannelGraph may stand in for the model, to export it only once.
     Raises PlanInfeasible where nothing fits, BadInput where the request makes no sense.
     """
     asked = _levels(budget, constraint)
     batch_size = at_least_one(batch_size, "the batch size")
+    if micro_batch is not None and not 1 <= micro_batch <= batch_size:
+        raise BadInput(f"the micro-batch must be within 1 and the batch size of {batch_size}, not {micro_batch}")
     rounds = at_least_one(rounds, "the number of rounds")
     patience = at_least_one(patience, "the patience")
     head_fraction = parse_ratio(head_fraction, "the head fraction")
@@ -52,7 +56,7 @@ def plan(
         raise BadInput(f"unknown schedule {schedule!r}: use {', '.join(SCHEDULES)}")
     graph = model if isinstance(model, ChannelGraph) else ChannelGraph(model, input_shape=parse_shape(input_shape))
 
-    price = Pricing(graph, batch_size, accounting)
+    price = Pricing(graph, batch_size, accounting, micro_batch)
     budgets = [ask if isinstance(ask, int) else price.of_width(ask) for ask in asked]
     weakest = min(budgets)
     name = name or _name(model)
@@ -60,8 +64,9 @@ def plan(
     configurations = search(price.bytes, graph.depth, price.scales, weakest)
     if configurations is None:
         request = request_json(
-            name, graph.classes, tuple(graph.input_shape), batch_size, accounting, schedule, weakest, full_bytes
-        )
+            name, graph.classes, tuple(graph.input_shape), batch_size, accounting, schedule, weakest, full_bytes,
+            micro_batch,
+        )  # fmt: skip
         raise _infeasible(price, weakest, request)
     if head_fraction < 1:
         configurations = with_narrower_head(price.bytes, configurations, price.scales, weakest, head_fraction)
@@ -79,6 +84,7 @@ def plan(
         steps=tuple(_step(price, n, c, end) for n, (c, end) in enumerate(zip(configurations, ends, strict=True))),
         levels=levels,
         patience=patience,
+        micro_batch=micro_batch,
         graph=graph,
     )
 
@@ -123,23 +129,21 @@ def _step(price: Pricing, number: int, configuration: Configuration, until_round
 def _infeasible(price: Pricing, budget: int, request: dict[str, object]) -> PlanInfeasible:
     narrowest = price.scales[0]
 
-    def fits(batch_size: int, accumulating: bool = False) -> bool:
-        at = price.at_batch(batch_size)
-
-        def memory(k_frozen: int, k_trained: int, scale: float) -> int:
-            needed = at.bytes(k_frozen, k_trained, scale)
-            if accumulating and price.accounting == "peak":
-                # the gradients so far stay through the next forward pass; the paper's count holds them all along
-                needed += 4 * at.trained_parameters(k_frozen, k_trained, scale)
-            return needed
-
-        return shortfall(memory, at.depth, narrowest, budget) is None
+    def fits(at: Pricing) -> bool:
+        return shortfall(at.bytes, at.depth, narrowest, budget) is None
 
     short = shortfall(price.bytes, price.depth, narrowest, budget)
     assert short is not None, "search and shortfall disagree"
     smallest = smallest_budget(price.bytes, price.depth, narrowest)
     return PlanInfeasible(
-        request, short, remedies(smallest, price.batch_size, fits, lambda batch_size: fits(batch_size, True))
+        request,
+        short,
+        remedies(
+            smallest,
+            price.batch_size,
+            lambda batch_size: fits(price.at_batch(batch_size)),
+            lambda micro_batch: fits(price.at_batch(price.batch_size, micro_batch)),
+        ),
     )
 
 

@@ -65,7 +65,7 @@ def _titles(figure: Figure, plan: Plan) -> None:
     figure.text(
         0.085, 0.902,
         f"{plan.budget_bytes / plan.full_bytes:.1%} of what training the whole model needs · {last} steps after "
-        f"pre-training · {plan.classes} classes, input {show_shape(plan.input_shape)}, batch {plan.batch_size} · "
+        f"pre-training · {plan.classes} classes, input {show_shape(plan.input_shape)}, batch {plan.batch} · "
         f"{plan.accounting} accounting, {plan.schedule} schedule",
         color=GREY,
     )  # fmt: skip

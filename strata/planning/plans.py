@@ -56,11 +56,17 @@ class Plan:
     steps: tuple[Step, ...]
     levels: tuple[Level, ...] = ()  # only for heterogeneous budgets, in the order given
     patience: int = DEFAULT_PATIENCE  # only for early-stopping
+    micro_batch: int | None = None  # samples of a batch at a time
     graph: ChannelGraph = field(kw_only=True, repr=False, compare=False)
 
     @property
     def rounds(self) -> int | None:
         return self.steps[-1].until_round
+
+    @property
+    def batch(self) -> str:
+        """For people."""
+        return str(self.batch_size) if self.micro_batch is None else f"{self.batch_size} in parts of {self.micro_batch}"
 
     @property
     def skipped(self) -> tuple[int, ...]:
@@ -88,7 +94,7 @@ class Plan:
         levels = {"levels": [asdict(level) | {"k_frozen": list(level.k_frozen)} for level in self.levels]}
         return {
             **request_json(self.model, self.classes, self.input_shape, self.batch_size, self.accounting, self.schedule,
-                           self.budget_bytes, self.full_bytes),
+                           self.budget_bytes, self.full_bytes, self.micro_batch),
             "feasible": True,
             "steps": [asdict(step) for step in self.steps],
             **(levels if self.levels else {}),
@@ -107,7 +113,7 @@ class Plan:
                     Level(level["constraint"], int(level["budget_bytes"]), tuple(map(int, level["k_frozen"])))
                     for level in data.get("levels", ())
                 ),
-                patience=patience, graph=graph,
+                patience=patience, micro_batch=data.get("micro_batch"), graph=graph,
             )  # fmt: skip
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise BadInput(f"this is not a plan as `strata plan --json` writes it: {error!r}") from error
@@ -135,10 +141,11 @@ class Plan:
 
 def request_json(
     model: str, classes: int, input_shape: tuple[int, ...], batch_size: int, accounting: str, schedule: str,
-    budget_bytes: int, full_bytes: int,
+    budget_bytes: int, full_bytes: int, micro_batch: int | None = None,
 ) -> dict[str, Any]:  # fmt: skip
     """What was asked for: the opening of a plan's JSON, feasible or not."""
     return {
         "model": model, "classes": classes, "input": list(input_shape), "batch": batch_size, "accounting": accounting,
         "schedule": schedule, "budget_bytes": budget_bytes, "full_bytes": full_bytes,
+        **({} if micro_batch is None else {"micro_batch": micro_batch}),
     }  # fmt: skip

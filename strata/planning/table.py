@@ -34,7 +34,7 @@ def _heading(plan: Plan) -> Text:
     share = plan.budget_bytes / plan.full_bytes
     return Text.assemble(
         (plan.model, "bold"),
-        f": {plan.classes} classes, input {show_shape(plan.input_shape)}, batch {plan.batch_size}\n"
+        f": {plan.classes} classes, input {show_shape(plan.input_shape)}, batch {plan.batch}\n"
         f"budget {show_bytes(plan.budget_bytes)}, {share:.1%} of the {show_bytes(plan.full_bytes)} that training the "
         f"whole model needs ({plan.accounting} accounting)",
     )

@@ -26,6 +26,7 @@ from strata.planning.runtime import data_bytes
 
 Say = Callable[[dict[str, Any]], None]
 Where = tuple[int, int, float]  # k_frozen, k_trained, scale
+Batch = tuple[int, int | None]  # and how many samples of it at a time
 
 
 def serve() -> None:
@@ -34,14 +35,14 @@ def serve() -> None:
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "w", buffering=1)
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     torch.set_num_threads(1)
-    shape, batch = tuple(request["input"]), request["batch"]
+    shape, batch = tuple(request["input"]), (request["batch"], request["micro_batch"])
     graph = ChannelGraph(load_model(request["model"], request["classes"], shape), input_shape=shape)
     for step, *rest in request["steps"]:
         where: Where = tuple(rest)
         cut = graph.slt(*where)
         trial = {
             "step": step, "k_frozen": where[0], "k_trained": where[1], "scale": where[2],
-            "predicted_bytes": costs.memory(graph, cut, batch, accounting="peak").total,
+            "predicted_bytes": costs.memory(graph, cut, batch[0], accounting="peak", micro_batch=batch[1]).total,
             "measured_bytes": None, "scratch_bytes": None,
             **in_fork(partial(measure, graph, cut, batch)),
         }  # fmt: skip
@@ -51,12 +52,13 @@ def serve() -> None:
         print(json.dumps(trial), file=answers)
 
 
-def measure(graph: ChannelGraph, cut: Cut, batch: int, say: Say) -> None:
-    found = costs.measure(graph.submodel(cut), tuple(graph.input_shape), batch, classes=graph.classes)
+def measure(graph: ChannelGraph, cut: Cut, batch: Batch, say: Say) -> None:
+    size, micro_batch = batch
+    found = costs.measure(graph.submodel(cut), tuple(graph.input_shape), size, graph.classes, micro_batch=micro_batch)
     say({"measured_bytes": found.peak, "scratch_bytes": found.scratch})
 
 
-def train_capped(graph: ChannelGraph, cut: Cut, batch: int, allowance: int, say: Say) -> None:
+def train_capped(graph: ChannelGraph, cut: Cut, batch: Batch, allowance: int, say: Say) -> None:
     """Two training steps with `allowance` bytes for the submodel's tensors and all that training adds to them.
 
     A step without the limit goes before: what torch and oneDNN load and compile once is the runtime's, not the
@@ -75,16 +77,17 @@ def train_capped(graph: ChannelGraph, cut: Cut, batch: int, allowance: int, say:
     train(model, graph, batch, steps=2)  # in the second momentum is there
 
 
-def train(model: nn.Module, graph: ChannelGraph, batch: int, steps: int) -> None:
+def train(model: nn.Module, graph: ChannelGraph, batch: Batch, steps: int) -> None:
     trained = [p for p in model.parameters() if p.requires_grad]
     optimizer = torch.optim.SGD(trained, lr=0.01, momentum=0.9, weight_decay=1e-5)
     generator = torch.Generator().manual_seed(0)
-    images = torch.randn(batch, *graph.input_shape, generator=generator)
-    labels = torch.randint(graph.classes, (batch,), generator=generator)
+    size, micro_batch = batch
+    images = torch.randn(size, *graph.input_shape, generator=generator)
+    labels = torch.randint(graph.classes, (size,), generator=generator)
     model.train()
     for _ in range(steps):
         optimizer.zero_grad()
-        nn.functional.cross_entropy(model(images), labels).backward()
+        costs.backward(model, images, labels, micro_batch)
         optimizer.step()
 
 

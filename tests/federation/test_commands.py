@@ -78,6 +78,15 @@ def test_every_method_runs_on_different_devices_with_different_data(
     assert code == 0, err
 
 
+def test_micro_batches_count_in_the_budget(capsys: pytest.CaptureFixture[str]) -> None:
+    asked = ["run", *SMALL, "--method", "slt", "--budget", "450KiB", "--batch", "32", "--json"]
+    code, _, err = strata(capsys, *asked, "--out", "whole")
+    assert code == 3, err
+    code, out, err = strata(capsys, *asked, "--out", "run", "--micro-batch", "2")
+    assert code == 0, err
+    assert 0 < json.loads(out)["peak_bytes"] <= 1.001 * 450 * 1024
+
+
 def test_the_closing_table_and_resuming_what_is_finished(capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = strata(capsys, "run", *SMALL, "--method", "fd", "--constraint", "0.75", "--out", "run")
     assert code == 0 and "accuracy" in out and "measured peak" in out and "re-estimated" in out

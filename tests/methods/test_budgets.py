@@ -17,6 +17,8 @@ def test_the_scale_that_bytes_mean() -> None:
     assert largest_scale(graph, 24_158_192, batch_size=32, accounting="paper") == 0.265
     assert largest_scale(graph, 24_158_191, batch_size=32, accounting="paper") == 0.249
     assert largest_scale(graph, 98_370_512, batch_size=32, accounting="paper") == 1.0
+    in_parts = largest_scale(graph, 24_158_192, 32, "paper", micro_batch=8)  # the paper counts no waiting samples
+    assert in_parts == largest_scale(graph, 24_158_192, 8, "paper") > 0.8
     with pytest.raises(Infeasible, match="even one channel per layer needs"):
         largest_scale(graph, 100_000, batch_size=32, accounting="paper")
 
