@@ -97,7 +97,7 @@ class Bench:
             "what": "device", "name": settings.name, "budget": self.budget(client), "limit": limits.memory_limit(),
             "baseline": self.baseline, "samples": len(own.train), "held": 0 if own.held is None else len(own.held),
             "classes": own.classes, "present": sorted(set(own.train.labels.tolist())), "input": list(own.input_shape),
-            "mean": list(own.mean), "std": list(own.std), "augmentation": own.augmentation,
+            "mean": list(own.mean), "std": list(own.std), "augmentation": own.augmentation, "labels": own.labels,
             "structure": self.graph.hash, "holds": FrozenLayers(settings.folder).digests(),
             "versions": {"strata": __version__, "torch": torch.__version__, "python": platform.python_version()},
         }, {}  # fmt: skip

@@ -15,6 +15,7 @@ from strata.costs import memory
 from strata.cutting import ChannelGraph
 from strata.data import FederatedData, ImageSet
 from strata.engines.flower.engine import FlowerEngine
+from strata.engines.flower.holding import label_digest
 from strata.engines.flower.levels import Assignment, group, level_for, per_device
 from strata.engines.flower.post import Post, names
 from strata.engines.flower.roster import Device, Roster
@@ -74,8 +75,9 @@ def conduct(grid: Grid, settings: RunSettings) -> Result | None:
     data = _server_data(request, settings, roster, saved)
     model = request.make_model(data, with_weights=not settings.resume)
     graph = ChannelGraph(model, data.input_shape)
-    roster.expected = graph.hash
-    members = _members(roster, graph.hash, wanted)
+    roster.structure = graph.hash
+    roster.labels = label_digest(data.class_names) or max(device.labels for device in roster.devices.values())
+    members = _members(roster, wanted, say)
     request, assignment = _levels(request, settings, graph, members, saved, say)
     if saved is None:
         fitting = [device for device in members if level_for(device.budget, assignment.levels) is not None]
@@ -142,6 +144,8 @@ def _server_data(
         said = {key: saved[key] for key in ("classes", "input", "mean", "std", "augmentation")}
     else:
         devices = sorted(roster.devices.values(), key=lambda device: device.name)
+        if len({device.labels for device in devices} - {""}) > 1:
+            raise BadInput("the devices' classes have different names: all need the same class folders, none empty")
         kinds = {(device.classes, device.input) for device in devices}
         if len(kinds) > 1:
             raise BadInput(f"the devices' data differ in classes or shape of images: {sorted(kinds)}")
@@ -161,14 +165,15 @@ def _server_data(
     return FederatedData(blank, blank, "fleet", said["classes"], augmentation=said["augmentation"])
 
 
-def _members(roster: Roster, structure: str, wanted: list[str] | None) -> list[Device]:
+def _members(roster: Roster, wanted: list[str] | None, say: Any) -> list[Device]:
     found = sorted(roster.devices.values(), key=lambda device: device.name)
-    same = [device for device in found if device.structure == structure and (wanted is None or device.name in wanted)]
-    if not same:
-        raise BadInput(
-            f"no device has the server's model (structure {structure}): install the same version of its package"
-        )
-    return same
+    asked = [device for device in found if wanted is None or device.name in wanted]
+    reasons = {device.name: reason for device in asked if (reason := roster.misfit(device)) is not None}
+    if len(reasons) == len(asked):
+        raise BadInput(f"no device can take part: {'; '.join(list(reasons.values())[:3]) or 'none is there'}")
+    for reason in reasons.values():
+        say(f"not used: {reason}")
+    return [device for device in asked if device.name not in reasons]
 
 
 def _levels(

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,6 +23,7 @@ class Holding:
     mean: tuple[float, ...]
     std: tuple[float, ...]
     augmentation: str
+    labels: str  # which class has which number: see label_digest
 
     @property
     def input_shape(self) -> tuple[int, ...]:
@@ -38,8 +42,13 @@ def holding_of(settings: DeviceSettings) -> Holding:
     train = data.train.subset(kept)
     return Holding(
         train, data.train.subset(held) if len(held) else None, data.classes, tuple(data.train.mean),
-        tuple(data.train.std), data.augmentation,
+        tuple(data.train.std), data.augmentation, label_digest(data.class_names),
     )  # fmt: skip
+
+
+def label_digest(class_names: Sequence[str]) -> str:
+    """Equal where the same classes have the same numbers; empty where classes have no names."""
+    return hashlib.sha256(json.dumps(list(class_names)).encode()).hexdigest()[:16] if class_names else ""
 
 
 def split(own: np.ndarray, share: float, seed: int) -> tuple[np.ndarray, np.ndarray]:

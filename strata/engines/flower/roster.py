@@ -34,6 +34,7 @@ class Device:
     std: tuple[float, ...]
     augmentation: str
     structure: str
+    labels: str  # digest of its classes' names in order; empty where they have none
     versions: dict[str, str]
     holds: frozenset[str]
 
@@ -48,7 +49,7 @@ class Device:
                 mean=tuple(map(_number, meta["mean"])), std=tuple(map(_number, meta["std"])),
                 augmentation=plain(meta["augmentation"], 64), structure=plain(meta["structure"], 64),
                 versions={plain(k, 32): plain(v, 64) for k, v in meta["versions"].items()},
-                holds=digests(meta["holds"]),
+                labels=plain(meta["labels"], 64), holds=digests(meta["holds"]),
             )  # fmt: skip
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise codec.Malformed(f"it does not say what it has ({type(error).__name__}: {error})") from None
@@ -86,7 +87,8 @@ class Roster:
         self.devices: dict[str, Device] = {}
         self._known: dict[int, str] = {}  # node -> name, or why it is not used
         self._waiting: dict[str, Device] = {}  # came under a name that another node still has: perhaps a restart
-        self.expected: str | None = None  # the model's structure, once it is known
+        self.structure: str | None = None  # the model's, once it is known
+        self.labels = ""  # digest of the class names, once they are known
         self.allowed: Collection[str] | None = None  # names, once the fleet is fixed
 
     def refresh(self) -> None:
@@ -126,11 +128,8 @@ class Roster:
         name = device.name
         if self.allowed is not None and name not in self.allowed:
             raise codec.Malformed(f"{name} was not there when the run began; it can take part in the next one")
-        if self.expected is not None and device.structure != self.expected:
-            raise codec.Malformed(
-                f"{name} has a model of structure {device.structure} and the server {self.expected}: install the same "
-                "version of the model's package there"
-            )
+        if (reason := self.misfit(device)) is not None:
+            raise codec.Malformed(reason)
         other = self.devices.get(name)
         if other is not None and other.node != device.node:
             self._waiting[name] = device  # Flower takes a minute to notice that a node is gone
@@ -141,6 +140,20 @@ class Roster:
             f"{name} is here: {device.samples} samples, {device.budget} bytes for training, runtime "
             f"{device.baseline} bytes, torch {device.versions.get('torch', '?')}"
         )
+
+    def misfit(self, device: Device) -> str | None:
+        """Why this device cannot take part in the run."""
+        if self.labels and device.labels and device.labels != self.labels:
+            return (
+                f"{device.name} numbers its classes otherwise than the server: the same class folders, by name, are "
+                "needed everywhere"
+            )
+        if self.structure is not None and device.structure != self.structure:
+            return (
+                f"{device.name} has a model of structure {device.structure} and the server {self.structure}: install "
+                "the same version of the model's package there, and have as many classes and images of the same size"
+            )
+        return None
 
     def gather(self, minimum: int, wait: float, wanted: Collection[str] | None = None) -> None:
         """Until `minimum` devices (of those `wanted`, if given) have said what they have, and nobody still speaks."""

@@ -19,11 +19,13 @@ from flwr.supercore.task_identity import TaskIdentity
 from torch import Tensor
 
 from strata.cutting import ChannelGraph
+from strata.data import load
 from strata.engines.flower import codec
 from strata.engines.flower.bench import Bench, failure
+from strata.engines.flower.conducting import _members
 from strata.engines.flower.engine import FlowerEngine
 from strata.engines.flower.envelope import content, payload
-from strata.engines.flower.holding import holding_of
+from strata.engines.flower.holding import holding_of, label_digest
 from strata.engines.flower.levels import Assignment, group, level_for, per_device
 from strata.engines.flower.post import Post
 from strata.engines.flower.roster import Roster
@@ -281,6 +283,25 @@ def test_a_name_belongs_to_one_node_until_that_is_gone(tmp_path: Path) -> None:
     del grid.nodes[7]
     roster.gather(1, 30.0)
     assert roster.devices["a"].node == 8
+
+
+def test_a_device_that_numbers_its_classes_otherwise_is_not_used(tmp_path: Path) -> None:
+    """Same network, same number of classes: nothing else would tell that its cats are the others' dogs."""
+    same, other = bench(tmp_path, "a"), bench(tmp_path, "b")
+    other = replace(other, holding=replace(other.holding, labels=label_digest(("one", "zero"))))
+    unnamed = replace(bench(tmp_path, "c"), holding=replace(other.holding, labels=label_digest(())))
+    said: list[str] = []
+    grid = Grid({7: device(same), 8: device(other), 9: device(unnamed)})
+    roster = Roster(Post(grid), "resnet20", said.append)  # type: ignore[arg-type]
+    roster.gather(3, 30.0)
+    roster.structure, roster.labels = graph().hash, label_digest(load("digits").class_names)
+    assert [found.name for found in _members(roster, None, said.append)] == ["a", "c"]
+    assert said[-1].startswith("not used: b numbers its classes otherwise than the server")
+    with pytest.raises(BadInput, match="no device can take part: b numbers"):
+        _members(roster, ["b"], said.append)
+    grid.nodes[10] = device(replace(other, settings=replace(other.settings, name="late")))
+    roster.gather(3, 30.0)
+    assert "late" not in roster.devices and "late numbers its classes otherwise" in said[-1]
 
 
 def test_too_few_devices_is_said_with_the_reason(tmp_path: Path) -> None:
