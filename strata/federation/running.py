@@ -28,6 +28,7 @@ from strata.federation.progress import display
 from strata.federation.rounds import RoundSettings
 from strata.federation.session import Result, Session
 from strata.federation.trackers import MLflow, TensorBoard, check_extras, started
+from strata.methods import SLT
 from strata.training import COHORT, WIDEST, LocalTraining, cohorts, cosine, kernels
 from strata.training.checkpointing import recomputed_flops
 
@@ -69,12 +70,12 @@ def run(
     if os.environ.get(IN_WORKER):
         raise BadInput("strata.run was called while a worker process imported your script: put the call under "
                        "`if __name__ == '__main__':`")  # fmt: skip
-    training = complete(training, data)
+    training = complete(_as_planned(training, method, data), data)
     if isinstance(method, str):
         method = method_named(
             method, ChannelGraph(model, data.input_shape), constraints=_several(constraint), budgets=_several(budget),
-            batch_size=training.batch_size, rounds=rounds or DEFAULT_ROUNDS, seed=options.get("seed", 0),
-            model_name=type(model).__name__, training=training,
+            batch_size=training.batch_size, micro_batch=training.micro_batch, rounds=rounds or DEFAULT_ROUNDS,
+            seed=options.get("seed", 0), model_name=type(model).__name__, training=training,
         )  # fmt: skip
     elif constraint is not None or budget is not None:
         raise BadInput("the method already knows what devices can hold: give a constraint or budget with a name only")
@@ -184,6 +185,22 @@ def _on_ray(
             "--ray-gpus 0.25, for example) or neither"
         )
     return RayEngine(program, ray, workers, cuts=cuts_of, source=source, shared=(Cut,), timeout=timeout)
+
+
+def _as_planned(training: LocalTraining | None, method: Method | str, data: FederatedData) -> LocalTraining | None:
+    """A plan's bytes hold for its batches: they are taken where nothing is given, and larger ones are refused."""
+    if not isinstance(method, SLT):
+        return training
+    plan = method.plan
+    if training is None:
+        return LocalTraining(plan.batch_size, augmentation=data.augmentation, micro_batch=plan.micro_batch)
+    planned, given = (one.micro_batch or one.batch_size for one in (plan, training))
+    if given > planned:
+        raise BadInput(
+            f"the plan counts {planned} samples at a time and training takes {given}, which needs more memory: give "
+            f"LocalTraining(batch_size={planned}, ...), or make the plan with batch_size={given}"
+        )
+    return training
 
 
 def complete(training: LocalTraining | None, data: FederatedData) -> LocalTraining:

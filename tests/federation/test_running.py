@@ -14,6 +14,8 @@ from safetensors.torch import load_file
 from strata.errors import BadInput
 from strata.federation import RoundFailed, ServerOptimizer, session
 from strata.federation.folder import METRIC_KEYS
+from strata.methods import SLT
+from strata.planning import plan
 from strata.training import COHORT, WIDEST, LocalTraining
 from tests.federation import tiny
 from tests.federation.tiny import bits, tiny_run
@@ -162,6 +164,18 @@ def test_a_method_by_its_name(reference: Path, tmp_path: Path) -> None:
     assert bits(tmp_path / "run") == bits(reference)
     result = tiny_run(tmp_path / "slt", method="slt", budget="40 KiB")
     assert result.summary["method"] == "slt"
+
+
+def test_a_plans_batches_are_taken_and_larger_ones_refused(tmp_path: Path) -> None:
+    graph = tiny.graph()
+    method = SLT(plan(graph, graph.input_shape, 6, budget="40 KiB", rounds=2, micro_batch=3))
+    result = tiny_run(tmp_path / "run", method=method, rounds=2, training=None)
+    used = json.loads((tmp_path / "run" / "config.json").read_text())["settings"]["training"]
+    assert (used["batch_size"], used["micro_batch"]) == (6, 3)
+    assert result.summary["peak_bytes"] <= 1.001 * 40 * 1024
+    with pytest.raises(BadInput, match="the plan counts 3 samples at a time and training takes 4"):
+        tiny_run(tmp_path / "larger", method=method, rounds=2, training=LocalTraining(batch_size=4))
+    assert not (tmp_path / "larger").exists()
 
 
 def test_bad_input_is_one_sentence_and_leaves_no_folder(tmp_path: Path) -> None:
