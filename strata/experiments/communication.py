@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from strata import colours
 from strata.experiments import drawing
 from strata.experiments.base import Asked, Experiment, runs_of
 from strata.experiments.curves import highest_so_far, mean_cost_to_reach
@@ -63,7 +64,7 @@ def draw(found: Mapping[str, Outcome], out: Path, name: str) -> list[Path]:
                 for number, records in enumerate(outcome.metrics):
                     points = highest_so_far(records, cost)
                     place.step([spent / unit for spent, _ in points], [best for _, best in points], where="post",
-                               color=drawing.COLOURS[method], label=None if number else label(method),
+                               color=colours.METHODS[method], label=None if number else label(method),
                                alpha=0.9)  # fmt: skip
             place.set(xscale="log", xlabel=text)
         axes[0][0].set(ylabel="highest accuracy in %", ylim=(0, None))

@@ -1,4 +1,4 @@
-"""Figures in one style: PNG and SVG, for print and screen. Colours are those of Okabe and Ito, told apart by all."""
+"""Figures in one style: PNG and SVG, for print and screen."""
 
 from __future__ import annotations
 
@@ -9,11 +9,6 @@ from typing import Any
 
 from strata.federation.files import said_plainly
 
-COLOURS = {
-    "slt": "#0072B2", "small": "#000000", "fedrolex": "#D55E00", "fd": "#009E73", "fedavg": "#999999",
-    "heterofl": "#E69F00", "fjord": "#CC79A7",
-}  # fmt: skip
-CYCLE = ("#0072B2", "#D55E00", "#009E73", "#E69F00", "#CC79A7", "#56B4E9", "#000000")
 _STYLE: Any = {
     "font.size": 9, "axes.titlesize": 9, "axes.labelsize": 9, "legend.fontsize": 8, "lines.linewidth": 1.5,
     "axes.spines.top": False, "axes.spines.right": False, "axes.grid": True, "grid.alpha": 0.3, "grid.linewidth": 0.5,

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from strata import colours
 from strata.experiments import drawing
 from strata.experiments.base import Asked, Cell, Experiment, runs_of
 from strata.experiments.curves import over_rounds, steps
@@ -57,7 +58,7 @@ def _over_reduction(axes: Any, columns: Sequence[Column], results: Results) -> N
         x = [reduction for reduction, _ in points]
         y, spread = [found.mean for _, found in points], [found.std or 0.0 for _, found in points]
         axes.errorbar(x, y, spread, marker="o", markersize=4, capsize=2, label=label(method),
-                      color=drawing.COLOURS[method])  # fmt: skip
+                      color=colours.METHODS[method])  # fmt: skip
     axes.set_xscale("log", base=2)
     axes.set_xticks([1, 2, 4, 8], ["1×", "2×", "4×", "8×"])
     axes.set_ylim(bottom=0)
@@ -127,10 +128,10 @@ def figure_limited_randomness(asked: Asked) -> Experiment:
             points = [(n, found) for n, line in zip(sizes, pools, strict=True) if (found := results.of(line.cell))]
             spread = [found.std or 0.0 for _, found in points]
             place.errorbar([n for n, _ in points], [found.mean for _, found in points], spread, marker="o",
-                           markersize=4, capsize=2, color=drawing.COLOURS["fd"], label="FD from a pool")  # fmt: skip
-            for line, style, colour in zip(references, ("--", ":", "-.", "--"),
-                                           ("#009E73", "#009E73", "#D55E00", "#000000"), strict=True):  # fmt: skip
+                           markersize=4, capsize=2, color=colours.METHODS["fd"], label="FD from a pool")  # fmt: skip
+            for line, style in zip(references, ("--", ":", "-.", "--"), strict=True):
                 if found := results.of(line.cell):
+                    colour = colours.METHODS[line.cell.method]
                     place.axhline(found.mean, linestyle=style, color=colour, linewidth=1, label=line.label)
             place.set(xscale="log", xlabel="number of sets |I|", ylabel="accuracy in %", ylim=(0, None))
             _legend(place, below=True)
@@ -163,7 +164,7 @@ def figure_ablation(asked: Asked) -> Experiment:
                 points = [(f, found) for f in fractions if (found := results.of(cell(data, model, f)))]
                 spread = [found.std or 0.0 for _, found in points]
                 place.errorbar([f for f, _ in points], [found.mean for _, found in points], spread, marker="o",
-                               markersize=4, capsize=2, color=drawing.COLOURS["slt"])  # fmt: skip
+                               markersize=4, capsize=2, color=colours.METHODS["slt"])  # fmt: skip
                 place.set(title=f"{label(data)}, {label(model)}", xlabel="s_ablation / s_n", xlim=(0, 1.05))
             axes[0][0].set_ylabel("accuracy in %")
         return sweep_table(title, "share of s_n", lines, results, out, pictures)
@@ -191,7 +192,7 @@ def figure_mapping(asked: Asked) -> Experiment:
         named = [Line(line.label + _true_patience(line.cell, results.of(line.cell)), line.cell) for line in lines]
         with drawing.figure(out, "figure", 1, 2) as (axes, pictures):
             left, right = axes[0]
-            for colour, line in zip(drawing.CYCLE, named, strict=False):
+            for colour, line in zip(colours.CYCLE, named, strict=False):
                 if found := results.of(line.cell):
                     curve = over_rounds(found.metrics)
                     drawing.band(left, curve.x, curve.mean, curve.spread, color=colour, label=line.label)

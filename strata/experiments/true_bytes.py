@@ -15,6 +15,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from strata import colours
 from strata.costs import flops, memory
 from strata.cutting import ChannelGraph
 from strata.experiments import drawing
@@ -201,8 +202,8 @@ def _draw(axes: Any, found: dict[Row, Outcome | None], full: Outcome | None) -> 
     for row in found:
         if not (row.control and row.cell == FEDAVG):
             series.setdefault(row.series, []).append(row)
-    styles = {**{label(method): drawing.COLOURS[method] for method in HOMOGENEOUS},
-              "SLT, planned by true peak": "#56B4E9", "FedAvg + checkpointing, micro-batches": "#CC79A7"}  # fmt: skip
+    styles = {**{label(method): colours.METHODS[method] for method in HOMOGENEOUS},
+              "SLT, planned by true peak": "#4aa3d8", "FedAvg + checkpointing, micro-batches": "#cf4d76"}  # fmt: skip
     for name, own in series.items():
         points = sorted((row.peak_bytes / 2**20, one.mean, one.std or 0.0) for row in own if (one := found[row]))
         if points:
@@ -212,7 +213,7 @@ def _draw(axes: Any, found: dict[Row, Outcome | None], full: Outcome | None) -> 
         least, most = (
             control_bytes(LocalTraining(BATCH, activation_checkpointing=way)) / 2**20 for way in ("auto", None)
         )
-        axes.plot([least, most], [full.mean] * 2, "--", marker="s", markersize=4, color=drawing.COLOURS["fedavg"],
+        axes.plot([least, most], [full.mean] * 2, "--", marker="s", markersize=4, color=colours.METHODS["fedavg"],
                   label="FedAvg, with checkpointing to without")  # fmt: skip
     axes.set(xlabel="true peak of the largest device in MiB", ylabel="accuracy in %", xlim=(0, None), ylim=(0, None))
     axes.figure.set_size_inches(5.4, 4.2)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from strata import colours
 from strata.cutting import ChannelGraph
 from strata.engines.ray import Ray
 from strata.errors import BadInput
@@ -162,8 +163,8 @@ def draw(rows: Sequence[Row], out: Path) -> None:
     from matplotlib.ticker import MaxNLocator
 
     figure, axes = pyplot.subplots(figsize=(7, 4.2), layout="constrained")
-    for number, row in enumerate(rows):
-        colour = f"C{number}"
+    for row in rows:
+        colour = colours.METHODS[row.method]
         values = [100 * value for value in row.curve]
         axes.plot(row.rounds, values, color=colour, label=f"{row.method} ({100 * row.mean:.1f} %)", linewidth=1.8)
         if any(row.spread):

@@ -9,17 +9,12 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from strata import __version__
+from strata import __version__, colours
 from strata.report.grouping import COSTS, Group, budget_text, drops, group_runs, spread
 from strata.report.parts import parts_of
 from strata.report.reading import Run, listed, mapping, number, numbers, whole
 from strata.report.rebuilding import Missing, Workshop
 
-METHOD_COLOURS = {
-    "slt": "#e07a10", "small": "#2f7ab8", "fd": "#1d9a85", "fedrolex": "#8a63c7", "fedavg": "#64708a",
-    "heterofl": "#cf4d76", "fjord": "#a8861f",
-}  # fmt: skip
-COLOURS = ("#e07a10", "#2f7ab8", "#1d9a85", "#8a63c7", "#cf4d76", "#a8861f", "#64708a", "#4aa3d8", "#93a52c", "#b5603c")
 MOST_REASONS = 12
 LONGEST_REASON = 300
 
@@ -27,8 +22,8 @@ LONGEST_REASON = 300
 def contents(runs: Sequence[Run], workshop: Workshop | None, title: str = "Strata report") -> dict[str, Any]:
     """Without a workshop the parts that must be rebuilt, which takes seconds, are left for later."""
     groups = group_runs(runs)
-    colours = _colours(groups)
-    shown = [_group(group, colour, workshop) for group, colour in zip(groups, colours, strict=True)]
+    chosen = _colours(groups)
+    shown = [_group(group, colour, workshop) for group, colour in zip(groups, chosen, strict=True)]
     value = {
         "title": title, "made": time.strftime("%Y-%m-%d %H:%M"), "strata": __version__,
         "lead": _lead(runs), "groups": shown, "data": _data(groups, workshop), "settings": _settings(groups),
@@ -52,9 +47,9 @@ def finite(value: Any) -> Any:
 def _colours(groups: Sequence[Group]) -> list[str]:
     """A method keeps its colour from report to report, where each method is there once."""
     methods = [group.method for group in groups]
-    if len(set(methods)) == len(methods) and all(method in METHOD_COLOURS for method in methods):
-        return [METHOD_COLOURS[method] for method in methods]
-    return [COLOURS[i % len(COLOURS)] for i in range(len(groups))]
+    if len(set(methods)) == len(methods) and all(method in colours.METHODS for method in methods):
+        return [colours.METHODS[method] for method in methods]
+    return [colours.CYCLE[i % len(colours.CYCLE)] for i in range(len(groups))]
 
 
 def _lead(runs: Sequence[Run]) -> list[str]:
