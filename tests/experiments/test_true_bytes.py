@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from strata.experiments import Asked, Cell, experiment
-from strata.experiments.true_bytes import FEDAVG, MICRO, control_bytes, slt_bytes
+from strata.experiments.true_bytes import FEDAVG, MICRO, SMALL, control_bytes, network, slt_bytes
+from strata.methods import largest_scale
 from strata.training import LocalTraining
 from tests.experiments.fabricated import fabricate
 from tests.experiments.test_rendering import cell, rendered
@@ -28,6 +29,7 @@ def test_runs_are_shared_with_table_iid_but_for_the_variants() -> None:
     # by true peak no plan fits what ResNet20@0.125 needs (METHOD.md)
     assert sorted((r.request.method, r.request.constraints, r.request.accounting or "") for r in own) == [
         ("fedavg", (1.0,), ""), ("fedavg", (1.0,), ""), ("slt", (0.25,), "peak"), ("slt", (0.5,), "peak"),
+        ("small", (0.249,), ""), ("small", (0.343,), ""), ("small", (0.593,), ""),
     ]  # fmt: skip
     settings = [
         (r.request.micro_batch, r.request.activation_checkpointing) for r in own if r.request.method == "fedavg"
@@ -42,6 +44,11 @@ def test_micro_batches_are_the_largest_that_fit_what_slt_takes(level: float) -> 
 
     larger = None if MICRO[level] == 16 else 2 * MICRO[level]
     assert needed(MICRO[level]) <= slt_bytes(level) < needed(larger)
+
+
+@pytest.mark.parametrize("level", SMALL)
+def test_the_wider_small_model_is_the_widest_within_what_slt_takes(level: float) -> None:
+    assert largest_scale(network(), slt_bytes(level), 32) == SMALL[level]
 
 
 def test_table_and_figure(tmp_path: Path) -> None:
