@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 METHODS = {
-    "slt": "#e07a10", "small": "#2f7ab8", "fd": "#1d9a85", "fedrolex": "#8a63c7", "fedavg": "#64708a",
-    "heterofl": "#cf4d76", "fjord": "#a8861f",
+    "slt": "#e07a10", "small": "#2f7ab8", "fd": "#1d9a85", "fedrolex": "#8a63c7",
+    "heterofl": "#cf4d76", "fjord": "#a8861f", "fedavg": "#64708a",
 }  # fmt: skip
-CYCLE = ("#e07a10", "#2f7ab8", "#1d9a85", "#8a63c7", "#cf4d76", "#a8861f", "#64708a", "#4aa3d8", "#93a52c", "#b5603c")
+CYCLE = (*METHODS.values(), "#4aa3d8", "#93a52c", "#b5603c")

@@ -62,7 +62,7 @@ def memory(
     if batch_size < 1:
         raise BadInput(f"the batch size is {batch_size}; it must be at least 1.")
     if micro_batch is not None and not 1 <= micro_batch <= batch_size:
-        raise BadInput(f"the micro-batch is {micro_batch}; it must be within 1 and the batch size of {batch_size}.")
+        raise BadInput(f"the micro-batch must be within 1 and the batch size of {batch_size}, not {micro_batch}")
     if micro_batch is not None and micro_batch < batch_size:
         part = memory(graph, cut, micro_batch, accounting, momentum)
         return part if accounting == "paper" else _in_parts(part, graph, cut, batch_size - micro_batch)

@@ -44,8 +44,6 @@ def plan(
     """
     asked = _levels(budget, constraint)
     batch_size = at_least_one(batch_size, "the batch size")
-    if micro_batch is not None and not 1 <= micro_batch <= batch_size:
-        raise BadInput(f"the micro-batch must be within 1 and the batch size of {batch_size}, not {micro_batch}")
     rounds = at_least_one(rounds, "the number of rounds")
     patience = at_least_one(patience, "the patience")
     head_fraction = parse_ratio(head_fraction, "the head fraction")

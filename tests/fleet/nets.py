@@ -1,4 +1,4 @@
-"""A users' own network, small enough for many processes to train at once."""
+"""A user's own network, small enough for many processes to train at once."""
 
 from __future__ import annotations
 

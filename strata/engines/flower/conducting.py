@@ -76,7 +76,7 @@ def conduct(grid: Grid, settings: RunSettings) -> Result | None:
     model = request.make_model(data, with_weights=not settings.resume)
     graph = ChannelGraph(model, data.input_shape)
     roster.structure = graph.hash
-    roster.labels = label_digest(data.class_names) or max(device.labels for device in roster.devices.values())
+    roster.labels = label_digest(data.class_names) or max((d.labels for d in roster.devices.values()), default="")
     members = _members(roster, wanted, say)
     request, assignment = _levels(request, settings, graph, members, saved, say)
     if saved is None:
