@@ -11,12 +11,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from strata.costs import memory
 from strata.cutting import ChannelGraph
 from strata.data import FederatedData, ImageSet
 from strata.engines.flower.engine import FlowerEngine
 from strata.engines.flower.holding import label_digest
-from strata.engines.flower.levels import Assignment, group, level_for, per_device
+from strata.engines.flower.levels import Assignment, group, level_for, most_bytes, per_device
 from strata.engines.flower.post import Post, names
 from strata.engines.flower.roster import Device, Roster
 from strata.engines.flower.settings import RunSettings
@@ -184,7 +183,7 @@ def _levels(
     if request.constraints:
         constraints = tuple(sorted(set(request.constraints)))
         request = replace(request, constraints=constraints)
-        sizes = [memory(graph, graph.prefix(scale), request.batch, accounting="peak").total for scale in constraints]
+        sizes = most_bytes(request.make_method(graph), request.batch, request.micro_batch)
     elif saved is not None:
         sizes = list(saved["levels"])
         request = replace(request, budgets=tuple(sizes))

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from strata.costs import memory
 from strata.errors import BadInput
 from strata.methods.base import Levels
 
@@ -26,6 +27,19 @@ def level_for(budget: int, levels: Sequence[int]) -> int | None:
     """The largest level (ascending bytes) that fits; None where none does."""
     fitting = [number for number, size in enumerate(levels) if size <= budget]
     return fitting[-1] if fitting else None
+
+
+def most_bytes(method: Method, batch: int, micro_batch: int | None = None) -> list[int]:
+    """What a device of each level takes at the most, by `peak`. For SLT that is more than the prefix model after which
+    its constraint is named: planned by the paper's accounting, it may use what that does not count."""
+    graph, plan = method.graph, getattr(method, "plan", None)
+    if plan is not None:
+        levels = range(len(plan.levels)) if plan.levels else [None]
+        trained = [[plan.cut(step, level) for step in range(len(plan.steps))] for level in levels]
+    else:
+        assert isinstance(method, Levels)
+        trained = [[graph.prefix(scale)] for scale in method.constraints]
+    return [max(memory(graph, cut, batch, micro_batch=micro_batch).total for cut in cuts) for cuts in trained]
 
 
 @dataclass

@@ -18,6 +18,7 @@ from flwr.app.error import Error
 from flwr.supercore.task_identity import TaskIdentity
 from torch import Tensor
 
+from strata.costs import memory
 from strata.cutting import ChannelGraph
 from strata.data import load
 from strata.engines.flower import codec
@@ -26,7 +27,7 @@ from strata.engines.flower.conducting import _members
 from strata.engines.flower.engine import FlowerEngine
 from strata.engines.flower.envelope import content, payload
 from strata.engines.flower.holding import holding_of, label_digest
-from strata.engines.flower.levels import Assignment, group, level_for, per_device
+from strata.engines.flower.levels import Assignment, group, level_for, most_bytes, per_device
 from strata.engines.flower.post import Post
 from strata.engines.flower.roster import Roster
 from strata.engines.flower.settings import DeviceSettings
@@ -326,6 +327,19 @@ def test_levels() -> None:
     assert moves.move_down(1, 4) == -1 and moves.at(4) == (1, 0)  # keeps its cut, and gets no task
     again = Assignment.from_json(moves.to_json())
     assert again.at(4) == (1, 0) and again.moves == [(3, 0, 1)]  # round 4 is done again, and its move with it
+
+
+def test_bytes_of_a_level_are_those_of_what_is_trained() -> None:
+    rolex = create("fedrolex", graph(), constraints=(0.25, 0.5))
+    assert most_bytes(rolex, 32) == [memory(graph(), graph().prefix(scale), 32).total for scale in (0.25, 0.5)]
+    assert most_bytes(rolex, 32, 8) == [
+        memory(graph(), graph().prefix(s), 32, micro_batch=8).total for s in (0.25, 0.5)
+    ]
+    slt = create("slt", graph(), plan=plan(graph(), (3, 32, 32), 32, constraint=0.125, rounds=6))
+    assert most_bytes(slt, 32) == [11_078_068]  # as measured in the runs under results/
+    budgets = [16 * MIB, 24 * MIB]  # a plan by true bytes keeps within them, the stronger level above the weaker
+    weak, strong = most_bytes(create("slt", graph(), plan=plan(graph(), (3, 32, 32), 32, budget=budgets, rounds=6)), 32)
+    assert weak <= budgets[0] < strong <= budgets[1]
 
 
 def test_every_device_its_level() -> None:
