@@ -30,7 +30,7 @@ class Shortfall:
 class Remedies:
     smallest_budget_bytes: int
     largest_batch: int | None  # None: not even single samples
-    micro_batch: int | None  # samples at a time, gradients accumulated to the batch asked for
+    largest_micro_batch: int | None  # samples at a time, gradients accumulated to the batch asked for
     accumulation_steps: int | None
 
 
@@ -80,7 +80,7 @@ def remedies(smallest: int, batch_size: int, fits: Fits, fits_accumulating: Fits
     return Remedies(
         smallest_budget_bytes=smallest,
         largest_batch=largest_batch(fits, batch_size - 1),
-        micro_batch=micro,
+        largest_micro_batch=micro,
         accumulation_steps=None if micro is None else math.ceil(batch_size / micro),
     )
 
@@ -106,9 +106,9 @@ def _sentence(request: dict[str, Any], short: Shortfall, offer: Remedies) -> str
     if offer.largest_batch is None:
         return f"{text}; within this one not even a batch of 1 fits."
     text += f"; within this one, batches of up to {offer.largest_batch} fit"
-    if offer.micro_batch is not None:
+    if offer.largest_micro_batch is not None:
         text += (
-            f", or micro-batches of {offer.micro_batch} with gradients accumulated over "
+            f", or micro-batches of {offer.largest_micro_batch} with gradients accumulated over "
             f"{offer.accumulation_steps} of them to make up the batch"
         )
     return f"{text}."

@@ -78,5 +78,5 @@ def test_sentence_and_json() -> None:
     assert error.to_json() == {
         **request, "feasible": False, "reason": str(error), "step": 3, "k_frozen": 2, "k_trained": 3, "scale": 0.031,
         "needed_bytes": 13 * 2**20, "short_bytes": 2**20, "smallest_budget_bytes": 14 * 2**20, "largest_batch": 20,
-        "micro_batch": 9, "accumulation_steps": 4,
+        "largest_micro_batch": 9, "accumulation_steps": 4,
     }  # fmt: skip

@@ -214,7 +214,7 @@ def test_infeasible_says_what_would_fit() -> None:
     assert plan(paper_graph("ResNet20"), budget="8 MiB", batch_size=batch).batch_size == batch
     with pytest.raises(PlanInfeasible):
         plan(paper_graph("ResNet20"), budget="8 MiB", batch_size=batch + 1)
-    micro = data["micro_batch"]
+    micro = data["largest_micro_batch"]
     assert 1 <= micro <= batch and micro * data["accumulation_steps"] >= 32
     in_parts = plan(paper_graph("ResNet20"), budget="8 MiB", micro_batch=micro)
     assert (in_parts.batch_size, in_parts.micro_batch, in_parts.to_json()["micro_batch"]) == (32, micro, micro)
