@@ -91,12 +91,14 @@ class Estimator:
                 phase = phases[number]
                 training = self._speed(phase, network, request, settings, per_sample)
                 speeds[number] = training, self._forward_speed(phase.evaluated, network, setup)
-        evaluations = 1.0 if method.needs_accuracy else 1 / (request.eval_every or 1)  # per round
+        evaluations = 1 / (request.eval_every or 1)  # per round
         train = forward = seconds = 0.0
         for number, phase in enumerate(phases):
             samples = phase.rounds * request.per_round * (setup.samples // request.devices)
             here = samples * sum(map(per_sample, phase.tasks)) / len(phase.tasks)
-            judged = phase.rounds * evaluations * setup.test_samples * flops(network.graph, phase.evaluated).forward
+            decides = method.needs_accuracy and phase is not phases[-1]  # where early stopping looks at every round
+            judged = phase.rounds * (1 if decides else evaluations) * setup.test_samples
+            judged *= flops(network.graph, phase.evaluated).forward
             train += here
             forward += judged
             if speeds:

@@ -68,7 +68,7 @@ class Method(ABC):
 
     @property
     def needs_accuracy(self) -> bool:
-        """True: `observe` must hear of every round's accuracy, so every round is evaluated."""
+        """While it is True, `observe` must hear of every round's accuracy, so every round is evaluated."""
         return False
 
     def observe(self, round: int, accuracy: float) -> Self:

@@ -52,11 +52,16 @@ class SLT(Method):
         object.__setattr__(self, "graph", self.plan.graph)
 
     @property
-    def needs_accuracy(self) -> bool:
+    def _stops_early(self) -> bool:
         return self.plan.schedule == "early-stopping"
 
+    @property
+    def needs_accuracy(self) -> bool:
+        """Until the last step is reached: after it there is nothing to decide."""
+        return self._stops_early and len(self.progress.starts) < len(self.plan.steps)
+
     def step(self, round: int) -> int:
-        if self.needs_accuracy:
+        if self._stops_early:
             return bisect_right(self.progress.starts, round) - 1
         return self.plan.step_at(round).step
 
@@ -79,13 +84,13 @@ class SLT(Method):
 
     @property
     def state(self) -> dict[str, Any]:
-        if not self.needs_accuracy:
+        if not self._stops_early:
             return {}
         progress = self.progress
         return {"starts": list(progress.starts), "best": progress.best, "rounds_since_best": progress.rounds_since_best}
 
     def with_state(self, state: Mapping[str, Any]) -> Self:
-        if not self.needs_accuracy:
+        if not self._stops_early:
             return self
         try:
             progress = Progress(tuple(map(int, state["starts"])), state["best"], int(state["rounds_since_best"]))

@@ -47,7 +47,7 @@ def test_early_stopping_by_hand() -> None:
     method = SLT(made)
     steps = []
     for round, accuracy in enumerate(accuracies):
-        assert method.needs_accuracy
+        assert method.needs_accuracy, "another step may follow"
         steps.append(method.step(round))
         before = method
         method = method.observe(round, accuracy)
@@ -58,6 +58,7 @@ def test_early_stopping_by_hand() -> None:
     assert [method.step(round) for round in range(10)] == expected
     assert method.progress == Progress(starts=(0, 3, 7, 10)), "0.1 was the best of its step, twice not exceeded"
     assert method.evaluation_cut(8) == made.cut(2)
+    assert not method.needs_accuracy and method.observe(10, 0.9) is method, "round 10 begins the last step"
     with pytest.raises(BadInput):
         method.with_state({"starts": None})
 
