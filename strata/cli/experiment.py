@@ -7,6 +7,7 @@ import fnmatch
 import json
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -44,11 +45,13 @@ def add_parser(subparsers: Subparsers) -> None:
         help="only runs whose name (data/model/distribution/constraint/method, see --dry-run) contains this, or "
         "matches it where it has * or ?; several, or a comma list: any of them",
     )  # fmt: skip
-    which.add_argument("--seeds", default="3", metavar="N", help="runs of each, seeds 0 to N-1 (default 3)")
+    which.add_argument(
+        "--seeds", metavar="N", help="runs of each, seeds 0 to N-1 (default 3; with --render all there are)"
+    )
     which.add_argument(
         "--scale", metavar="S",
-        help="share of the paper's rounds, with learning rate and steps in proportion (default 1; with --render the "
-        "longest runs there are)",
+        help="share of the paper's rounds, with learning rate and steps in proportion (default 1; with --render "
+        "every length there is, each by itself)",
     )  # fmt: skip
     which.add_argument("--evaluations", default="100", metavar="N", help="of each run, evenly spread (default 100)")
     how = parser.add_argument_group("how")
@@ -76,8 +79,8 @@ def run(args: argparse.Namespace) -> int:
     jobs, every = at_least_one(args.jobs, "--jobs"), at_least_one(args.checkpoint_every, "--checkpoint-every")
     if args.workers is not None and args.workers < 0:
         raise BadInput(f"workers are 0 (all in the run's own process) or more, not {args.workers}")
-    asked = Asked(scale or 1.0, at_least_one(args.seeds, "--seeds"), args.data_dir,
-                  at_least_one(args.evaluations, "--evaluations"))  # fmt: skip
+    seeds = None if args.seeds is None else at_least_one(args.seeds, "--seeds")
+    asked = Asked(scale or 1.0, seeds or 3, args.data_dir, at_least_one(args.evaluations, "--evaluations"))
     chosen = experiment(args.name, asked)
     runs = select(chosen.runs, split_list(args.only))
     out = Path(args.out)
@@ -87,7 +90,10 @@ def run(args: argparse.Namespace) -> int:
     if runs and not args.render:
         failed = _carry_out(runs, out / "runs", jobs, every, args)
     exact = None if args.render and scale is None else {run.cell.name: run.request.rounds for run in chosen.runs}
-    files = render(chosen, Results(out / "runs", exact), out / chosen.name)
+    results = Results(out / "runs", exact)
+    if args.render:  # after a run the table shows all that is there: runs may have been made in parts
+        results = replace(results, cells=frozenset(run.cell.name for run in runs), seeds=seeds)
+    files = render(chosen, results, out / chosen.name)
     if args.json:
         print(json.dumps({"experiment": chosen.name, "failed": failed, "files": [str(path) for path in files]}))
     else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,7 +37,7 @@ class Asked:
         return max(1, round(self.scale * full))
 
     def eval_every(self, rounds: int) -> int:
-        return max(1, rounds // self.evaluations)
+        return math.ceil(rounds / self.evaluations)
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ from strata.data import CATALOGUE, default_root
 from strata.errors import BadInput
 from strata.experiments.base import Run
 from strata.experiments.overview import Overview
+from strata.experiments.results import finished
 from strata.federation.files import read_json, said_plainly
 from strata.federation.folder import differences
 from strata.federation.request import jsonable
@@ -34,24 +35,19 @@ class Failure:
     reason: str
 
 
-def complete(folder: Path) -> bool:
-    return all((folder / name).exists() for name in ("summary.json", "model.safetensors"))
-
-
 def unfinished(runs: Sequence[Run], root: Path) -> list[Run]:
     """Those still to be done. A folder that holds a run with other settings is refused."""
     todo = []
     for run in runs:
         folder = root / run.name
         if (folder / "config.json").exists():
-            saved, now = (
-                dict(values) for values in (read_json(folder / "config.json")["request"], jsonable(run.request))
-            )
+            before = read_json(folder / "config.json").get("request") or {}  # none: begun from Python
+            saved, now = dict(before), dict(jsonable(run.request))
             for values in (saved, now):
                 values.pop("data_dir", None)  # data may move
             if found := differences(saved, now):
                 raise BadInput(f"{folder} holds a run with other settings: {'; '.join(found)}. Choose another --out")
-        if not complete(folder):
+        if not finished(folder):
             todo.append(run)
     return todo
 
@@ -119,7 +115,8 @@ def carry_out(
     team: list[_Worker] = []
     with said_plainly(root):
         root.mkdir(parents=True, exist_ok=True)
-    with open(root / LOG, "a", encoding="utf-8") as log, selectors.DefaultSelector() as ready, _sigterm_as_ctrl_c():
+        file = open(root / LOG, "a", encoding="utf-8")
+    with file as log, selectors.DefaultSelector() as ready, _sigterm_as_ctrl_c():
         try:
             while waiting or any(worker.run for worker in team):
                 while waiting and sum(worker.run is not None for worker in team) < jobs:

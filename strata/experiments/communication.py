@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from strata import colours
 from strata.experiments import drawing
-from strata.experiments.base import Asked, Experiment, runs_of
+from strata.experiments.base import Asked, Cell, Experiment, runs_of
 from strata.experiments.curves import highest_so_far, mean_cost_to_reach
 from strata.experiments.formats import Table, write
 from strata.experiments.results import Outcome, Results
-from strata.experiments.setups import IID, label
-from strata.experiments.tables import PAIRS, Column, notes, record
+from strata.experiments.setups import IID, SETUPS, label
+from strata.experiments.tables import PAIRS, Column, notes, outcomes, record
 
 COSTS = (("upload_bytes", "upload in GB", 1e9), ("train_flops", "training in PFLOP", 1e15))
 
@@ -27,33 +27,37 @@ def figure_communication(asked: Asked) -> Experiment:
         for data, model, levels in pairs
         for level in levels
     ]
-    full = {data: Column(data, model, IID, (1.0,), ("fedavg",)) for data, model, _ in pairs}
+    full = {data: Cell(data, model, IID, (1.0,), "fedavg") for data, model, _ in pairs}
     title = "Highest accuracy so far over upload and FLOPs"
 
     def render(results: Results, out: Path) -> list[Path]:
         tables, records, files, every = [], [], [], []
-        for column in columns:
-            cells = [*column.cells(), *full[column.data].cells()]
-            found = {cell.method: one for cell in cells if (one := results.of(cell)) is not None}
-            if not set(found) - {"fedavg"}:
-                continue
+        for column in (each for one in columns for each in one.by_length(results) if each.rounds):
+            found = outcomes(column, results)
+            if one := results.of(full[column.data], column.rounds):
+                found["fedavg"] = one
             every.append(found)
             level = f"{column.constraints[0]:g}"
-            files += draw(found, out, f"figure-{column.data}-{level}")
-            name = f"{label(column.data)}, {label(column.model)} at {level}"
-            tables.append(needed_table(name, found))
-            records += needed_records(found)
+            files += draw(found, out, f"figure-{column.data}-{level}-{column.rounds}")
+            name = f"{label(column.data)}, {label(column.model)} at {level}, {column.rounds} rounds"
+            tables.append(needed_table(name, found, SETUPS[column.data].classes))
+            records += needed_records(found, SETUPS[column.data].classes)
         said = notes(every)
         about = (
             "Cost at the first evaluation at or above the accuracy, mean over seeds; – where not all seeds reach it; "
             "in brackets, how many times SLT's. Upload counts trained parameters of all devices, FLOPs are those of "
-            "training. Methods that ran a different number of rounds say so."
+            "training. What is needed is known as finely as a run was evaluated: every "
+            f"{_intervals(every)} rounds here."
         )
         return write(out, title, tables, records, [said[0], about, said[-1]], files)
 
     cells = [cell for column in columns for cell in column.cells()]
-    cells += [cell for column in full.values() for cell in column.cells()]
-    return Experiment("figure-communication", title, runs_of(cells, asked), render)
+    return Experiment("figure-communication", title, runs_of([*cells, *full.values()], asked), render)
+
+
+def _intervals(every: Iterable[Mapping[str, Outcome]]) -> str:
+    found = {int(outcome.request.get("eval_every") or 1) for outcomes in every for outcome in outcomes.values()}
+    return ", ".join(map(str, sorted(found))) or "–"
 
 
 def draw(found: Mapping[str, Outcome], out: Path, name: str) -> list[Path]:
@@ -72,30 +76,28 @@ def draw(found: Mapping[str, Outcome], out: Path, name: str) -> list[Path]:
     return pictures
 
 
-def thresholds(found: Mapping[str, Outcome]) -> list[float]:
-    """Whole tens that some method reaches; whole fives where that gives fewer than three."""
+def thresholds(found: Mapping[str, Outcome], classes: int) -> list[float]:
+    """Whole tens that some method reaches, above chance; whole fives where that gives fewer than three."""
     best = max(
         (max((best for _, best in highest_so_far(records, "upload_bytes")), default=0.0))
         for outcome in found.values()
         for records in outcome.metrics
     )
     step = 10 if best >= 30 else 5
-    return [float(step * n) for n in range(1, math.floor(best / step) + 1)]
+    return [float(step * n) for n in range(1, math.floor(best / step) + 1) if step * n * classes > 100]
 
 
 def needed(found: Mapping[str, Outcome], cost: str, accuracy: float) -> dict[str, float | None]:
     return {method: mean_cost_to_reach(outcome.metrics, cost, accuracy) for method, outcome in found.items()}
 
 
-def needed_table(name: str, found: Mapping[str, Outcome]) -> Table:
+def needed_table(name: str, found: Mapping[str, Outcome], classes: int) -> Table:
     rows = []
     for cost, text, unit in COSTS:
-        for accuracy in thresholds(found):
+        for accuracy in thresholds(found, classes):
             spent = needed(found, cost, accuracy)
             rows.append((f"{text} to {accuracy:g} %", *(_show(spent, method, unit) for method in found)))
-    mixed = len({outcome.rounds for outcome in found.values()}) > 1
-    header = (f"{label(m)}{f' [{outcome.rounds} rounds]' if mixed else ''}" for m, outcome in found.items())
-    return Table(name, ("needed", *header), tuple(rows))
+    return Table(name, ("needed", *map(label, found)), tuple(rows))
 
 
 def _show(spent: Mapping[str, float | None], method: str, unit: float) -> str:
@@ -106,12 +108,12 @@ def _show(spent: Mapping[str, float | None], method: str, unit: float) -> str:
     return f"{own / unit:.3g}{ratio}"
 
 
-def needed_records(found: Mapping[str, Outcome]) -> list[dict[str, Any]]:
+def needed_records(found: Mapping[str, Outcome], classes: int) -> list[dict[str, Any]]:
     return [
         {
             **record(outcome.cell, outcome), "to_accuracy": accuracy,
             **{cost: mean_cost_to_reach(outcome.metrics, cost, accuracy) for cost, _, _ in COSTS},
         }
-        for accuracy in thresholds(found)
+        for accuracy in thresholds(found, classes)
         for outcome in found.values()
     ]  # fmt: skip

@@ -36,7 +36,7 @@ def figure_motivation(asked: Asked) -> Experiment:
         with drawing.figure(out, "figure", 1, len(pairs)) as (axes, pictures):
             for place, pair in zip(axes[0], pairs, strict=True):
                 own = [column for column in columns if (column.data, column.model) == pair]
-                _over_reduction(place, own, results)
+                _over_reduction(place, own, results.at_one_length(cell for column in own for cell in column.cells()))
                 place.set(title=f"{label(pair[0])}, {label(pair[1])}", xlabel="memory reduction")
             axes[0][0].set_ylabel("accuracy in %")
             _legend(axes[0][0])
@@ -123,6 +123,7 @@ def figure_limited_randomness(asked: Asked) -> Experiment:
     title = "FD with limited randomness: CIFAR10, ResNet20 at 0.25"
 
     def render(results: Results, out: Path) -> list[Path]:
+        results = results.at_one_length(line.cell for line in (*pools, *references))
         with drawing.figure(out, "figure") as (axes, pictures):
             place = axes[0][0]
             points = [(n, found) for n, line in zip(sizes, pools, strict=True) if (found := results.of(line.cell))]
@@ -159,6 +160,7 @@ def figure_ablation(asked: Asked) -> Experiment:
     title = "Maximising s against more trained layers, at 0.25"
 
     def render(results: Results, out: Path) -> list[Path]:
+        results = results.at_one_length(line.cell for line in lines)  # both data sets have the same full length
         with drawing.figure(out, "figure", 1, len(pairs)) as (axes, pictures):
             for place, (data, model) in zip(axes[0], pairs, strict=True):
                 points = [(f, found) for f in fractions if (found := results.of(cell(data, model, f)))]
@@ -189,6 +191,7 @@ def figure_mapping(asked: Asked) -> Experiment:
     title = "Mapping of steps to rounds: CIFAR10, ResNet20 at 0.25"
 
     def render(results: Results, out: Path) -> list[Path]:
+        results = results.at_one_length(line.cell for line in lines)
         named = [Line(line.label + _true_patience(line.cell, results.of(line.cell)), line.cell) for line in lines]
         with drawing.figure(out, "figure", 1, 2) as (axes, pictures):
             left, right = axes[0]

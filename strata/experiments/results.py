@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -83,22 +84,54 @@ def show(mean: float, std: float | None) -> str:
 
 @dataclass(frozen=True)
 class Results:
-    """The runs below `root`. `rounds`: those asked for, by cell name; None takes the longest finished runs of each."""
+    """The finished runs below `root`. What they may be restricted to: a number of rounds for each cell name, the names
+    of some cells, the seeds below a number.
+
+    Runs of different length are different experiments, and nothing here mixes them: either each length is shown by
+    itself (`lengths`), or the one that most cells have (`at_one_length`)."""
 
     root: Path
     rounds: Mapping[str, int] | None = None
+    cells: frozenset[str] | None = None
+    seeds: int | None = None
 
-    def of(self, cell: Cell) -> Outcome | None:
-        """None where no run of this cell is finished."""
-        place = self.root / cell.name
-        if self.rounds is not None:
-            chosen = [self.rounds[cell.name]] if cell.name in self.rounds else []
-        else:
-            numbers = (path.name.removeprefix("rounds-") for path in place.glob("rounds-*"))
-            chosen = sorted((int(number) for number in numbers if number.isdigit()), reverse=True)
-        for rounds in chosen:
-            seeds = (path for path in (place / f"rounds-{rounds}").glob("seed-*") if finished(path))
-            folders = tuple(sorted(seeds, key=lambda path: int(path.name.removeprefix("seed-"))))
-            if folders:
-                return Outcome(cell, rounds, folders)
-        return None
+    def of(self, cell: Cell, rounds: int | None = None) -> Outcome | None:
+        """Its runs of this length, or the longest; None where none is finished."""
+        if rounds is None:
+            rounds = max(self.lengths([cell]), default=None)
+        folders = () if rounds is None else self._folders(cell, rounds)
+        return Outcome(cell, rounds, folders) if rounds is not None and folders else None
+
+    def every(self, cell: Cell) -> list[Outcome]:
+        """One of each length, ascending."""
+        return [one for rounds in self.lengths([cell]) if (one := self.of(cell, rounds)) is not None]
+
+    def lengths(self, cells: Iterable[Cell]) -> list[int]:
+        """The numbers of rounds with which some of the cells have finished, ascending."""
+        return sorted({rounds for cell in cells for rounds in self._lengths(cell)})
+
+    def at_one_length(self, cells: Iterable[Cell]) -> Results:
+        """Restricted to the length with which the most of these cells have finished, the longer of equals."""
+        known = {cell: self._lengths(cell) for cell in dict.fromkeys(cells)}
+        counted = Counter(rounds for own in known.values() for rounds in own)
+        if not counted:
+            return self
+        best = max(counted, key=lambda rounds: (counted[rounds], rounds))
+        return replace(self, rounds={cell.name: best for cell in known})
+
+    def _lengths(self, cell: Cell) -> list[int]:
+        found = _numbered(self.root / cell.name, "rounds-")
+        wanted = None if self.rounds is None else self.rounds.get(cell.name)
+        return [n for n in found if (self.rounds is None or n == wanted) and self._folders(cell, n)]
+
+    def _folders(self, cell: Cell, rounds: int) -> tuple[Path, ...]:
+        if self.cells is not None and cell.name not in self.cells:
+            return ()
+        seeds = _numbered(self.root / cell.name / f"rounds-{rounds}", "seed-")
+        return tuple(seeds[n] for n in sorted(seeds) if (self.seeds is None or n < self.seeds) and finished(seeds[n]))
+
+
+def _numbered(place: Path, prefix: str) -> dict[int, Path]:
+    """rounds-500, seed-0 and the like, by their number; seed-0-old is not ours."""
+    found = {path.name.removeprefix(prefix): path for path in place.glob(f"{prefix}*")}
+    return {int(number): path for number, path in found.items() if number.isascii() and number.isdigit()}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +34,11 @@ class Column:
     partition: str
     constraints: tuple[float, ...]
     methods: tuple[str, ...]
+    rounds: int | None = None  # of the runs that are shown; None: none is finished
+
+    def by_length(self, results: Results) -> list[Column]:
+        """One for each number of rounds: runs of different length are not compared."""
+        return [replace(self, rounds=rounds) for rounds in results.lengths(self.cells())] or [self]
 
     @property
     def section(self) -> tuple[str, str, str]:
@@ -99,7 +104,7 @@ def _table(name: str, title: str, columns: Sequence[Column], asked: Asked) -> Ex
 
 
 def write_table(name: str, title: str, columns: Sequence[Column], results: Results, out: Path) -> list[Path]:
-    found = {column: outcomes(column, results) for column in columns}
+    found = {each: outcomes(each, results) for column in columns for each in column.by_length(results)}
     sections = dict.fromkeys(column.section for column in columns)
     begun = dict.fromkeys(column.section for column, ours in found.items() if ours)
     tables = [
@@ -114,7 +119,7 @@ def write_table(name: str, title: str, columns: Sequence[Column], results: Resul
 
 
 def outcomes(column: Column, results: Results) -> dict[str, Outcome]:
-    every = ((method, results.of(column.cell(method))) for method in column.methods)
+    every = ((method, results.of(column.cell(method), column.rounds)) for method in column.methods)
     return {method: outcome for method, outcome in every if outcome is not None}
 
 
@@ -126,13 +131,16 @@ def _section(name: str, found: dict[Column, dict[str, Outcome]]) -> Table:
         for method in methods
     ]
     rows.append(("ranking", *(str(rank(ours, column.published(name))) for column, ours in found.items())))
-    rows.append(("rounds (full length)", *(_rounds(column, ours) for column, ours in found.items())))
+    rows.append(("rounds (full length)", *(f"{c.rounds or '–'} ({SETUPS[c.data].rounds})" for c in columns)))
     rows.append(("seeds", *(_seeds(ours.values()) for ours in found.values())))
-    header = (
-        "ours (published), accuracy in %",
-        *("+".join(f"{c:g}" for c in column.constraints) for column in columns),
-    )
+    header = ("ours (published), accuracy in %", *(_heading(column, columns) for column in columns))
     return Table(_title(columns[0].section), header, tuple(rows))
+
+
+def _heading(column: Column, columns: Sequence[Column]) -> str:
+    levels = "+".join(f"{c:g}" for c in column.constraints)
+    alone = sum(other.constraints == column.constraints for other in columns) == 1
+    return levels if alone else f"{levels}, {column.rounds} rounds"
 
 
 def _title(section: tuple[str, str, str]) -> str:
@@ -142,14 +150,8 @@ def _title(section: tuple[str, str, str]) -> str:
 def _cell(column: Column, method: str, ours: dict[str, Outcome], theirs: dict[str, Value]) -> str:
     if method not in column.methods:
         return ""
-    mixed = len({outcome.rounds for outcome in ours.values()}) > 1
-    own = "–" if method not in ours else f"{ours[method]}{f' [{ours[method].rounds} rounds]' if mixed else ''}"
+    own = str(ours[method]) if method in ours else "–"
     return f"{own} ({show(theirs[method].mean, theirs[method].std)})" if method in theirs else own
-
-
-def _rounds(column: Column, ours: dict[str, Outcome]) -> str:
-    used = sorted({outcome.rounds for outcome in ours.values()}, reverse=True)
-    return f"{'/'.join(map(str, used)) or '–'} ({SETUPS[column.data].rounds})"
 
 
 def _seeds(ours: Iterable[Outcome]) -> str:
@@ -196,7 +198,7 @@ def notes(found: Iterable[dict[str, Outcome]]) -> list[str]:
         f"Batch norm in evaluation: {', '.join(modes) or 'no run is finished'}. "
         f"Accounting of SLT's plans: {', '.join(accountings) or 'no SLT run is finished'}. "
         "± is the sample standard deviation over seeds; a single seed has none.",
-        "Ranking: ✓ every pair of methods that ran with equal rounds is in the paper's order; ✗ with the pairs that "
+        "Ranking: ✓ every pair of methods that ran is in the paper's order; ✗ with the pairs that "
         "are not, as they came out here; ° the published means of that pair differ by less than their standard "
         "deviations; – nothing to compare. Accuracy of another number of rounds than the paper's is not the paper's "
         "experiment.",

@@ -68,11 +68,20 @@ def table_true_bytes(asked: Asked) -> Experiment:
     table_rows = rows()
 
     def render(results: Results, out: Path) -> list[Path]:
-        found = {row: results.of(row.cell) for row in table_rows}
-        with drawing.figure(out, "figure") as (axes, pictures):
-            _draw(axes[0][0], found, results.of(FEDAVG))
-        records = [_record(row, one) for row, one in found.items()]
-        said = notes([{row.name: one for row, one in found.items() if one is not None}])
+        found: list[tuple[Row, Outcome | None]] = []
+        for row in table_rows:
+            found += [(row, one) for one in results.every(row.cell)] if row.fits else []
+            found += [] if found and found[-1][0] == row else [(row, None)]
+        lengths = results.lengths(row.cell for row in table_rows)
+        with drawing.figure(out, "figure", 1, max(1, len(lengths)), sharey=True) as (axes, pictures):
+            for place, rounds in zip(axes[0], lengths, strict=False):
+                own = {row: one for row, one in found if one is not None and one.rounds == rounds}
+                _draw(place, own, results.of(FEDAVG, rounds))
+                place.set(title=f"{rounds} rounds")
+            axes[0][0].set_ylabel("accuracy in %")
+            _legend(axes[0])
+        records = [_record(row, one) for row, one in found]
+        said = notes([{row.name: one for row, one in found if one is not None}])
         return write(out, TITLE, [_table(found), _ways()], records, [said[0], *_about()], pictures)
 
     return Experiment("table-true-bytes", TITLE, runs_of([row.cell for row in table_rows], asked), render)
@@ -133,9 +142,9 @@ def slt_bytes(level: float) -> int:
 # --- rendering -------------------------------------------------------------------------------------------------------
 
 
-def _table(found: dict[Row, Outcome | None]) -> Table:
+def _table(found: Sequence[tuple[Row, Outcome | None]]) -> Table:
     lines = []
-    for row, one in found.items():
+    for row, one in found:
         if not row.fits:
             more = show_bytes(row.peak_bytes - slt_bytes(row.level))
             accuracy = ("does not fit", f"{more} over SLT", "")
@@ -195,14 +204,14 @@ def _about() -> Sequence[str]:
 
 def _record(row: Row, one: Outcome | None) -> dict[str, Any]:
     return {
-        "row": row.name, "constraint": row.level, **record(row.cell, one if row.fits else None),
+        "row": row.name, "constraint": row.level, **record(row.cell, one),
         "paper_bytes": row.paper_bytes, "true_peak_bytes": row.peak_bytes,
         "run_peak_bytes": one.peak_bytes if one and row.cell != FEDAVG else None,
         "control": row.control is not None, "fits": row.fits,
     }  # fmt: skip
 
 
-def _draw(axes: Any, found: dict[Row, Outcome | None], full: Outcome | None) -> None:
+def _draw(axes: Any, found: dict[Row, Outcome], full: Outcome | None) -> None:
     series: dict[str, list[Row]] = {}
     for row in found:
         if not (row.control and row.cell == FEDAVG):
@@ -210,17 +219,22 @@ def _draw(axes: Any, found: dict[Row, Outcome | None], full: Outcome | None) -> 
     styles = {**{label(method): colours.METHODS[method] for method in HOMOGENEOUS},
               "SLT, planned by true peak": "#4aa3d8", "FedAvg + checkpointing, micro-batches": "#cf4d76"}  # fmt: skip
     for name, own in series.items():
-        points = sorted((row.peak_bytes / 2**20, one.mean, one.std or 0.0) for row in own if (one := found[row]))
-        if points:
-            x, y, spread = zip(*points, strict=True)
-            axes.errorbar(x, y, spread, marker="o", markersize=4, capsize=2, color=styles[name], label=name)
+        points = sorted((row.peak_bytes / 2**20, found[row].mean, found[row].std or 0.0) for row in own)
+        x, y, spread = zip(*points, strict=True)
+        axes.errorbar(x, y, spread, marker="o", markersize=4, capsize=2, color=styles[name], label=name)
     if full is not None:
         least, most = (
             control_bytes(LocalTraining(BATCH, activation_checkpointing=way)) / 2**20 for way in ("auto", None)
         )
         axes.plot([least, most], [full.mean] * 2, "--", marker="s", markersize=4, color=colours.METHODS["fedavg"],
                   label="FedAvg, with checkpointing to without")  # fmt: skip
-    axes.set(xlabel="true peak of the largest device in MiB", ylabel="accuracy in %", xlim=(0, None), ylim=(0, None))
-    axes.figure.set_size_inches(5.4, 4.2)
-    if axes.get_legend_handles_labels()[0]:
-        axes.figure.legend(loc="outside lower center", ncols=2)
+    axes.set(xlabel="true peak of the largest device in MiB", xlim=(0, None), ylim=(0, None))
+
+
+def _legend(panels: Sequence[Any]) -> None:
+    """One for all panels."""
+    drawn = {name: line for panel in panels for line, name in zip(*panel.get_legend_handles_labels(), strict=True)}
+    figure = panels[0].figure
+    figure.set_size_inches(max(5.4, 3.4 * len(panels)), 4.2)
+    if drawn:
+        figure.legend(drawn.values(), drawn.keys(), loc="outside lower center", ncols=2)

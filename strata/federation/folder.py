@@ -124,8 +124,12 @@ class RunFolder:
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
     """The records of a run folder; a last line that was cut off is left out."""
-    lines = (path / "metrics.jsonl").read_bytes().splitlines(keepends=True)
-    return [json.loads(line) for line in lines if line.endswith(b"\n")]
+    file = path / "metrics.jsonl"
+    try:
+        lines = file.read_bytes().splitlines(keepends=True)
+        return [json.loads(line) for line in lines if line.endswith(b"\n")]
+    except (OSError, ValueError) as error:
+        raise BadInput(f"cannot read {file}: {error}") from error
 
 
 def differences(saved: Mapping[str, Any], now: Mapping[str, Any], prefix: str = "") -> list[str]:

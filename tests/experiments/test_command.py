@@ -67,13 +67,16 @@ def test_an_experiment_on_digits_from_beginning_to_end(capsys: pytest.CaptureFix
     (blocked / "something.txt").unlink()
     code, out, err = strata(capsys, *arguments)
     assert code == 0 and "1/1 runs, 1 finished before" in err and "| small model | – | – |" not in out
-    # again: nothing is left to do; --render gives the same table, --json its files
+    # again: nothing is left to do, also where weights were left out; --render gives the same table, --json its files
+    (cells / "slt/rounds-1/seed-0/model.safetensors").unlink()
     before = {path: path.stat().st_mtime_ns for path in Path("out/runs").rglob("*") if path.is_file()}
     code, again, err = strata(capsys, *arguments)
     assert code == 0 and again == out and err == ""
     code, rendered, _ = strata(capsys, "experiment", "table-digits", "--render", "--out", "out", "--json")
     assert code == 0 and json.loads(rendered)["files"][0] == "out/table-digits/table.md"
     assert before == {path: path.stat().st_mtime_ns for path in Path("out/runs").rglob("*") if path.is_file()}
+    code, rendered, _ = strata(capsys, "experiment", "table-digits", "--render", "--out", "out", "--only", "small")
+    assert code == 0 and "| SLT | – | – |" in rendered and "| small model | – | – |" not in rendered
     # other settings in the same place are refused
     config = cells / "slt/rounds-1/seed-0/config.json"
     changed = json.loads(config.read_text())

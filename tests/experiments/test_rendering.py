@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from strata.errors import BadInput
 from strata.experiments import Asked, Cell, Results, experiment, steps
 from strata.experiments.curves import cost_to_reach, highest_so_far, mean_cost_to_reach, over_rounds
 from strata.experiments.formats import Table, escape, latex
@@ -81,21 +82,59 @@ def test_a_ranking_that_agrees_and_one_that_is_within_the_papers_std(tmp_path: P
     assert row(text, "SLT")[1] == "90.0 (74.1 ± 0.8)"  # one seed: no standard deviation
 
 
-def test_runs_of_different_length_are_shown_but_not_ranked(tmp_path: Path) -> None:
+def test_runs_of_different_length_have_columns_of_their_own(tmp_path: Path) -> None:
     root = tmp_path / "runs"
     fabricate(root, cell("slt"), 3, 0, [0.1, 0.2, 0.3])
-    fabricate(root, cell("slt"), 1, 0, [0.9])  # shorter: not taken
+    fabricate(root, cell("slt"), 1, 0, [0.9])
     fabricate(root, cell("small"), 1, 0, [0.5])
-    text, _, _ = rendered("table-iid", root, tmp_path / "out")
-    assert row(text, "SLT")[1] == "30.0 [3 rounds] (74.1 ± 0.8)"
-    assert row(text, "ranking")[1] == "–" and row(text, "rounds (full length)")[1] == "3/1 (2500)"
-    exact = Results(root, {cell("slt").name: 1})
-    outcome = exact.of(cell("slt"))
-    assert outcome is not None and outcome.mean == pytest.approx(90.0) and exact.of(cell("small")) is None
+    text, records, _ = rendered("table-iid", root, tmp_path / "out")
+    assert row(text, "ours (published), accuracy in %")[1:4] == ["0.125, 1 rounds", "0.125, 3 rounds", "0.25"]
+    assert row(text, "SLT")[1:3] == ["90.0 (74.1 ± 0.8)", "30.0 (74.1 ± 0.8)"]
+    assert row(text, "small model")[1:3] == ["50.0 (66.3 ± 0.3)", "– (66.3 ± 0.3)"]
+    assert row(text, "ranking")[1:3] == ["✓", "–"]
+    assert row(text, "rounds (full length)")[1:4] == ["1 (2500)", "3 (2500)", "– (2500)"]
+    assert [(r["accuracy_mean"], r["rounds"]) for r in records[:8:4]] == [("90.0", "1"), ("30.0", "3")]
+
+
+def test_runs_of_different_length_are_not_divided_by_each_other(tmp_path: Path) -> None:
+    root = tmp_path / "runs"
+    fabricate(root, cell("slt"), 2, 0, [0.1, 0.3])
+    fabricate(root, cell("slt"), 4, 0, [0.1, 0.1, 0.1, 0.3])
+    fabricate(root, cell("fd"), 2, 0, [0.1, 0.3])
+    text, _, _ = rendered("figure-communication", root, tmp_path / "out")
+    short, long = text.split("## ")[1:3]
+    assert (
+        short.startswith("CIFAR10, ResNet20 at 0.125, 2 rounds") and row(short, "upload in GB to 30 %")[2] == "2 (1×)"
+    )
+    assert long.startswith("CIFAR10, ResNet20 at 0.125, 4 rounds") and len(row(long, "upload in GB to 30 %")) == 2
+
+
+def test_results_may_be_restricted(tmp_path: Path) -> None:
+    slt, small = cell("slt"), cell("small")
+    for rounds, seed, accuracy in ((1, 0, 0.9), (1, 1, 0.7), (3, 0, 0.3)):
+        fabricate(tmp_path, slt, rounds, seed, [accuracy] * rounds)
+    fabricate(tmp_path, small, 1, 0, [0.5])
+    fabricate(tmp_path, small, 1, 1, [0.5]).rename(tmp_path / small.name / "rounds-1" / "seed-1-old")  # not ours
+
+    def mean(results: Results, of: Cell, rounds: int | None = None) -> float | None:
+        return (found := results.of(of, rounds)) and found.mean
+
+    every = Results(tmp_path)
+    assert mean(every, slt) == 30 and mean(every, slt, 1) == 80 and mean(every, slt, 2) is None
+    assert every.lengths([slt, small]) == [1, 3] and mean(every, small) == 50
+    assert mean(every.at_one_length([slt, small]), slt) == 80, "both have 1 round, one of them 3"
+    assert mean(every.at_one_length([slt]), slt) == 30, "of equals the longer"
+    assert mean(Results(tmp_path, {slt.name: 1}, seeds=1), slt) == 90
+    assert mean(Results(tmp_path, {slt.name: 1}), small) is None
+    assert mean(Results(tmp_path, cells=frozenset([small.name])), slt) is None
 
 
 def test_unfinished_runs_do_not_count(tmp_path: Path) -> None:
-    (fabricate(tmp_path, cell("slt"), 1, 0, [0.9]) / "summary.json").unlink()
+    folder = fabricate(tmp_path, cell("slt"), 1, 0, [0.9])
+    (folder / "metrics.jsonl").unlink()
+    with pytest.raises(BadInput, match="cannot read .*metrics.jsonl"):
+        _ = Results(tmp_path).of(cell("slt")).metrics  # type: ignore[union-attr]
+    (folder / "summary.json").unlink()
     assert Results(tmp_path).of(cell("slt")) is None
 
 
@@ -126,10 +165,11 @@ def test_communication(tmp_path: Path) -> None:
     assert row(text, "training in PFLOP to 20 %")[1:] == ["2", "40 (20×)"]
     assert row(text, "upload in GB to 40 %")[1:] == ["8", "–"]
     assert {(r["method"], r["to_accuracy"]) for r in records if r["upload_bytes"]} == {
-        ("slt", "10.0"), ("slt", "20.0"), ("slt", "30.0"), ("slt", "40.0"), ("fd", "10.0"), ("fd", "20.0"),
-    }  # fmt: skip
-    assert (tmp_path / "out" / "figure-cifar10-0.125.png").exists() and "figure-cifar10-0.125.png" in text
-    assert (tmp_path / "out" / "figure-cifar10-0.125.svg").read_text().startswith("<?xml")
+        ("slt", "20.0"), ("slt", "30.0"), ("slt", "40.0"), ("fd", "20.0"),
+    }, "10 % of 10 classes is chance"  # fmt: skip
+    assert (tmp_path / "out" / "figure-cifar10-0.125-4.png").exists() and "figure-cifar10-0.125-4.png" in text
+    assert (tmp_path / "out" / "figure-cifar10-0.125-4.svg").read_text().startswith("<?xml")
+    assert "as finely as a run was evaluated: every 25 rounds here" in text
 
 
 def test_mapping_says_the_patience_that_was_used(tmp_path: Path) -> None:

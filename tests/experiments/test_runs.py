@@ -116,6 +116,10 @@ def test_mapping_and_how_patience_scales() -> None:
     assert [(row[0], row[2]) for row in asked(0.06)[2:]] == [("early-stopping-5", 1), ("early-stopping-25", 2)]
 
 
+def test_evaluations_are_at_most_those_asked_for() -> None:
+    assert [Asked(evaluations=n).eval_every(150) for n in (25, 100, 149, 150, 1000)] == [6, 2, 2, 1, 1]
+
+
 def test_scale_is_a_share_of_the_rounds() -> None:
     assert {run.request.rounds for run in experiment("table-iid", Asked(scale=0.06)).runs} == {150, 60}
     assert {run.request.rounds for run in experiment("table-iid", Asked(scale=1e-9)).runs} == {1}
