@@ -30,6 +30,7 @@ __all__ = [
     "measure",
     "measure_step",
     "memory",
+    "state_bytes",
     "trace",
     "traffic",
 ]
@@ -53,16 +54,22 @@ def memory(
     accounting: str = "peak",
     momentum: bool = True,
     micro_batch: int | None = None,
+    proximal: bool = False,
 ) -> Memory:
-    """What training `cut` takes by one of the two accountings of METHOD.md; `momentum` concerns `peak` only.
+    """What training `cut` takes by one of the two accountings of METHOD.md.
 
-    `micro_batch`: samples at a time, gradients summed over the batch; by `peak` then what it takes at the most."""
+    `micro_batch`: samples at a time, gradients summed over the batch; by `peak` then what it takes at the most.
+    `momentum` and `proximal` (FedProx keeps the trained weights as they came) concern `peak` only."""
     if accounting not in ACCOUNTINGS:
         raise BadInput(f"accounting is {accounting!r}; it must be one of {', '.join(ACCOUNTINGS)}.")
     if batch_size < 1:
         raise BadInput(f"the batch size is {batch_size}; it must be at least 1.")
     if micro_batch is not None and not 1 <= micro_batch <= batch_size:
         raise BadInput(f"the micro-batch must be within 1 and the batch size of {batch_size}, not {micro_batch}")
+    if proximal:
+        plain = memory(graph, cut, batch_size, accounting, momentum, micro_batch)
+        kept = 0 if accounting == "paper" else _trained_bytes(graph, cut)
+        return replace(plain, total=plain.total + kept, weights=plain.weights + kept)
     if micro_batch is not None and micro_batch < batch_size:
         part = memory(graph, cut, micro_batch, accounting, momentum)
         return part if accounting == "paper" else _in_parts(part, graph, cut, batch_size - micro_batch)
@@ -70,7 +77,7 @@ def memory(
         parts = weight_bytes(cut), gradient_bytes(cut), activation_bytes(graph.sized(cut, batch_size))
         return Memory(sum(parts), *parts, accounting)
     ops = graph.sized(cut, batch_size)
-    weights = _state_bytes(graph, cut) + index_bytes(ops)
+    weights = state_bytes(graph, cut) + index_bytes(ops)
     used = {op.state_name for op in ops}  # a parameter that takes no part has neither gradient nor momentum
     trained = [prod(cut.shapes[name]) * graph.state_dtypes[name].itemsize for name in cut.trained if name in used]
     try:
@@ -84,7 +91,7 @@ def memory(
 
 def _in_parts(part: Memory, graph: ChannelGraph, cut: Cut, others: int) -> Memory:
     """A part of a batch, beside the gradients of the parts before it and the samples that wait: `others`."""
-    gradients = sum(prod(cut.shapes[name]) * graph.state_dtypes[name].itemsize for name in cut.trained)
+    gradients = _trained_bytes(graph, cut)
     samples = others * (4 * prod(graph.input_shape) + 8)  # float32, and a label
     return replace(
         part, total=part.total + gradients + samples, gradients=part.gradients + gradients,
@@ -92,7 +99,12 @@ def _in_parts(part: Memory, graph: ChannelGraph, cut: Cut, others: int) -> Memor
     )  # fmt: skip
 
 
-def _state_bytes(graph: ChannelGraph, cut: Cut) -> int:
+def _trained_bytes(graph: ChannelGraph, cut: Cut) -> int:
+    return sum(prod(cut.shapes[name]) * graph.state_dtypes[name].itemsize for name in cut.trained)
+
+
+def state_bytes(graph: ChannelGraph, cut: Cut) -> int:
+    """Parameters, buffers and constants."""
     state = sum(prod(shape) * graph.state_dtypes[name].itemsize for name, shape in cut.shapes.items())
     if not graph.constants:
         return state

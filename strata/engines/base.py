@@ -5,6 +5,7 @@ The loop puts outcomes back into job order, so an engine's speed, order and numb
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -45,6 +46,13 @@ class Engine(Protocol):
 
     def close(self) -> None:
         """Ends what the engine started. Harmless when called twice."""
+
+
+def time_limit(job: Any, timeout: float | None) -> float:
+    """Seconds until a job is given up: `timeout` for each of the job's `devices`, 1 unless it says otherwise. With 0 it
+    is the server's own work, and nobody's to lose."""
+    devices = getattr(job, "devices", 1)
+    return math.inf if timeout is None or not devices else timeout * devices
 
 
 class EngineFailed(Exception):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import signal
 import socket
@@ -13,7 +14,7 @@ import time
 import traceback
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
@@ -21,7 +22,7 @@ import torch
 from torch import Tensor
 
 from strata.engines import wire
-from strata.engines.base import EngineFailed, Outcome, Program
+from strata.engines.base import EngineFailed, Outcome, Program, time_limit
 from strata.engines.shared import Block, Layout
 from strata.errors import BadInput
 
@@ -64,14 +65,14 @@ class _Worker:
     pipe: Connection
     sender: wire.Sender
     job: int | None = None
-    since: float = field(default=0.0)
+    until: float = math.inf  # when its job is given up
 
 
 class LocalEngine:
     """Worker processes forked from one prepared process (see nursery.py).
 
     A worker that dies is replaced and its job tried once more. `timeout` (seconds of real time, off by default because
-    results would then depend on the machine) ends a worker whose job hangs.
+    results would then depend on the machine) ends a worker whose device hangs; see time_limit.
     `shared` are the types (with a `.hash`) that are sent to each worker only once.
     """
 
@@ -106,7 +107,8 @@ class LocalEngine:
                 busy = [worker for worker in self._workers if worker.job is not None]
                 while waiting and len(busy) < self._size:
                     worker = self._idle()
-                    worker.job, worker.since = waiting.popleft(), time.monotonic()
+                    worker.job = waiting.popleft()
+                    worker.until = time.monotonic() + time_limit(jobs[worker.job], self._timeout)
                     busy.append(worker)
                     with contextlib.suppress(OSError):  # it died: seen below, as the end of its pipe
                         worker.pipe.send_bytes(worker.sender.dump(jobs[worker.job]))
@@ -127,9 +129,9 @@ class LocalEngine:
                             waiting.appendleft(index)
                             continue
                         reason = f"its worker process was killed {deaths[index]} times"
-                    elif self._timeout is not None and time.monotonic() - worker.since >= self._timeout:
+                    elif time.monotonic() >= worker.until:
                         self._remove(worker)
-                        reason = f"no answer within {self._timeout:g} s"
+                        reason = f"no answer within {time_limit(jobs[index], self._timeout):g} s"
                     else:
                         continue
                     open_jobs -= 1
@@ -154,9 +156,8 @@ class LocalEngine:
             block.close()
 
     def _patience(self, busy: list[_Worker]) -> float | None:
-        if self._timeout is None:
-            return None
-        return max(0.0, min(worker.since for worker in busy) + self._timeout - time.monotonic())
+        first = min(worker.until for worker in busy)
+        return None if first == math.inf else max(0.0, first - time.monotonic())
 
     def _publish(self, state: Mapping[str, Tensor]) -> None:
         layout = Layout.of(state)
@@ -193,9 +194,10 @@ class LocalEngine:
             pipe.send_bytes(self._program)
 
     def _idle(self) -> _Worker:
-        for worker in self._workers:
-            if worker.job is None:
+        for worker in [one for one in self._workers if one.job is None]:
+            if not worker.pipe.poll():
                 return worker
+            self._remove(worker)  # an idle one has nothing to say: it has died, and no job is to blame
         try:
             worker = self._fork()
         except (OSError, EOFError):  # the nursery was killed, and its workers with it: once more from the start

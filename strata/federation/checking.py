@@ -13,27 +13,39 @@ if TYPE_CHECKING:
     from strata.methods import Task
 
 
-def problem_with(update: Any, task: Task, state: Mapping[str, Tensor], norm_bound: float | None = None) -> str | None:
-    """The first thing wrong with this answer to `task`, or None."""
+LARGEST_LOSS = 1e30  # finite, and still finite times all samples there could be
+MOST_SAMPLES, MOST_BYTES = 2**40, 2**62
+
+
+def problem_with(
+    update: Any,
+    task: Task,
+    state: Mapping[str, Tensor],
+    norm_bound: float | None = None,
+    most_samples: int = MOST_SAMPLES,
+) -> str | None:
+    """The first thing wrong with this answer to `task`, or None. `most_samples`: that the device is known to have."""
     try:
-        return _problem(update, task, state, norm_bound)
+        return _problem(update, task, state, norm_bound, most_samples)
     except (AttributeError, TypeError, ValueError, OverflowError) as error:  # not even the form of an update
         return f"not an update ({type(error).__name__}: {error})"
 
 
-def _problem(update: Any, task: Task, state: Mapping[str, Tensor], norm_bound: float | None) -> str | None:
+def _problem(
+    update: Any, task: Task, state: Mapping[str, Tensor], norm_bound: float | None, most_samples: int
+) -> str | None:
     if update is None:
         return "sent nothing"
-    if update.round != task.round:
-        return f"sent an update of round {update.round}"
-    if update.device != task.device:
-        return f"sent an update in the name of device {update.device}"
+    if not _is_count(update.round) or update.round != task.round:
+        return f"sent an update of round {_shown(update.round)}"
+    if not _is_count(update.device) or update.device != task.device:
+        return f"sent an update in the name of device {_shown(update.device)}"
     if update.cut_hash != task.cut.hash:
         return "trained another cut than it was given"
     expected = set(task.cut.trained)
     if set(update.tensors) != expected:
         missing, extra = sorted(expected - set(update.tensors)), sorted(map(str, set(update.tensors) - expected))
-        return f"wrong tensors: missing {missing[:3]}, not asked for {extra[:3]}"
+        return f"wrong tensors: missing {missing[:3]}, not asked for {_shown(extra[:3])}"
     squares = 0.0
     for name in task.cut.trained:
         tensor = update.tensors[name]
@@ -51,10 +63,19 @@ def _problem(update: Any, task: Task, state: Mapping[str, Tensor], norm_bound: f
             squares += float((update.tensors[name].double() - received[name].double()).square().sum())
         if squares > norm_bound**2:
             return f"its change has norm {math.sqrt(squares):.3g}, above the bound of {norm_bound:g}"
-    if isinstance(update.samples, bool) or not isinstance(update.samples, int) or update.samples < 1:
-        return f"says it trained on {update.samples!r} samples"
-    if not isinstance(update.loss, float) or not math.isfinite(update.loss):
-        return f"its loss is {update.loss!r}"
-    if not isinstance(update.peak_bytes, int) or update.peak_bytes < 0:
-        return f"its peak memory is {update.peak_bytes!r}"
+    if not _is_count(update.samples) or not 1 <= update.samples <= most_samples:
+        return f"says it trained on {_shown(update.samples)} samples, of at most {most_samples}"
+    if not isinstance(update.loss, float) or not abs(update.loss) <= LARGEST_LOSS:
+        return f"its loss is {_shown(update.loss)}"
+    if not _is_count(update.peak_bytes) or update.peak_bytes > MOST_BYTES:
+        return f"its peak memory is {_shown(update.peak_bytes)}"
     return None
+
+
+def _is_count(value: Any) -> bool:
+    return type(value) is int and value >= 0
+
+
+def _shown(value: Any) -> str:
+    """For logs: on one line, without control characters, and short."""
+    return ascii(value)[:60]

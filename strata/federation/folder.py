@@ -51,7 +51,7 @@ class RunFolder:
                 raise BadInput(f"{path} already holds a run: resume it with --resume {path}, or choose another folder")
             else:
                 write_json(path / "config.json", config)
-            self.checkpoints = Checkpoints(path / "checkpoint")
+            self.checkpoints = _checkpoints(path)
             with said_plainly(path):
                 self._log = open(path / "run.log", "a", encoding="utf-8")
                 self._metrics = open(path / "metrics.jsonl", "ab")
@@ -120,6 +120,15 @@ class RunFolder:
         with contextlib.suppress(OSError):
             self._log.close()
         self._lock.release()
+
+
+def _checkpoints(path: Path) -> Checkpoints:
+    return Checkpoints(path / "checkpoint")
+
+
+def has_checkpoint(path: Path) -> bool:
+    """False: a run here, even a resumed one, begins with the model's own weights."""
+    return bool(_checkpoints(path).rounds())
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:

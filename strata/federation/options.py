@@ -52,6 +52,8 @@ class Options(Common):
     def __post_init__(self) -> None:
         if self.rounds < 1:
             raise BadInput(f"at least 1 round is needed, not {self.rounds}")
+        if self.devices < 1:  # the fleet says so too, but delta is made of this number before
+            raise BadInput(f"a fleet has at least 1 device, not {self.devices}")
         if not isinstance(self.seed, int) or self.seed < 0:
             raise BadInput(f"the seed is a whole number of at least 0, not {self.seed}")
         if not 0 < self.lr_end <= self.lr < float("inf"):
@@ -66,8 +68,8 @@ class Options(Common):
             raise BadInput(
                 f"validation is the share of training data to hold out, such as 0.05, not {self.validation:g}"
             )
-        if self.norm_bound is not None and not self.norm_bound > 0:
-            raise BadInput(f"the norm bound must be above 0, not {self.norm_bound:g}")
+        if self.norm_bound is not None and not 0 < self.norm_bound < float("inf"):
+            raise BadInput(f"the norm bound must be a number above 0, not {self.norm_bound:g}")
         if self.robust and self.weighted:
             raise BadInput(f"aggregation {self.aggregation} gives every device one voice: leave out weighted")
         self._check_privacy()

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import secrets
 import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from strata.cutting import ChannelGraph, Cut
-from strata.engines.base import Parts
+from strata.engines.base import EngineFailed, Parts
 from strata.training import (
     Evaluation,
     LocalTraining,
@@ -44,12 +45,18 @@ class TrainJob:
     lr: float
     seed: int
 
+    devices: ClassVar[int] = 1  # whose work a job is: an engine gives it up after so many times its time limit
+
 
 @dataclass(frozen=True)
 class CohortJob:
     """Devices that are simulated as one vectorised network (training/cohorts.py); the answer is a list, in order."""
 
     jobs: tuple[TrainJob, ...]
+
+    @property
+    def devices(self) -> int:
+        return len(self.jobs)
 
 
 @dataclass(frozen=True)
@@ -71,6 +78,8 @@ class EvaluateJob:
     numbers: tuple[int, ...]
     seed: int
     calibration: str = "train"  # whose images batch norm's statistics come from: a part, or the devices'
+    devices: ClassVar[int] = 0  # the server's own work has no limit
+    evaluation: str = field(default_factory=lambda: secrets.token_hex(8))  # jobs that share it have the same weights
 
 
 @dataclass(frozen=True)
@@ -80,6 +89,7 @@ class FinishJob:
     cut: Cut
     seed: int
     calibration: str = "train"
+    devices: ClassVar[int] = 0
 
 
 @dataclass
@@ -90,7 +100,7 @@ class DeviceProgram:
     parts: Mapping[str, ImageSet]
     training: LocalTraining
     graph: ChannelGraph | None = field(default=None, compare=False)
-    _calibrated: tuple[Any, dict[str, Tensor]] | None = field(default=None, compare=False)
+    _calibrated: tuple[str, dict[str, Tensor]] | None = field(default=None, compare=False)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "graph": None, "_calibrated": None}
@@ -142,11 +152,10 @@ class DeviceProgram:
         if job.bn == "batch":
             return _extracted(job.cut, state)
         assert self.graph is not None
-        key = (job.cut.hash, job.round, job.seed, job.calibration)
-        if self._calibrated is None or self._calibrated[0] != key:
+        if self._calibrated is None or self._calibrated[0] != job.evaluation:
             extracted = _extracted(job.cut, state)
             made = reestimated(self.graph, job.cut, extracted, self._calibration(job), self.training)
-            self._calibrated = (key, made)
+            self._calibrated = (job.evaluation, made)
         return self._calibrated[1]
 
     def _calibration(self, job: EvaluateJob | FinishJob) -> Tensor:
@@ -184,9 +193,9 @@ def evaluate(
 ) -> Evaluation:  # fmt: skip
     """Accuracy of the cut on a part of the data, by the engine's workers; the same bits however they share it."""
     count = units(samples, bn)
-    each = UNITS_PER_JOB[bn]
+    each, name = UNITS_PER_JOB[bn], secrets.token_hex(8)
     jobs = [
-        EvaluateJob(cut, round, part, bn, tuple(range(start, min(start + each, count))), seed, calibration)
+        EvaluateJob(cut, round, part, bn, tuple(range(start, min(start + each, count))), seed, calibration, name)
         for start in range(0, count, each)
     ]
     return combine([unit for result in results(engine, jobs, state) for unit in result], bn)
@@ -204,6 +213,6 @@ def results(engine: Engine, jobs: Sequence[Any], state: Mapping[str, Tensor]) ->
     found: dict[int, Any] = {}
     for outcome in engine.run(jobs, state):
         if outcome.reason is not None:
-            raise RuntimeError(f"evaluation failed: {outcome.reason}\n{outcome.detail}")
+            raise EngineFailed(f"evaluation failed: {outcome.reason}\n{outcome.detail}".rstrip())
         found[outcome.index] = outcome.result
     return [found[index] for index in range(len(jobs))]

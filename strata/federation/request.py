@@ -18,8 +18,8 @@ from strata.errors import BadInput
 from strata.federation.aggregation import ServerOptimizer
 from strata.federation.choosing import check_levels, method_named
 from strata.federation.files import read_json
-from strata.federation.folder import differences
-from strata.federation.options import LATER, Common
+from strata.federation.folder import differences, has_checkpoint
+from strata.federation.options import LATER, Common, Options
 from strata.federation.progress import display
 from strata.federation.running import complete, make_engine, run
 from strata.federation.session import Result
@@ -149,6 +149,10 @@ class Request(Common):
         server = ServerOptimizer(self.server_optimizer, lr, self.server_momentum)
         return {**{name: getattr(self, name) for name in names}, "server": server}
 
+    def check_options(self) -> None:
+        """What the run itself would say of them, but before anything is written or sent."""
+        Options(**self.run_options(), rounds=self.rounds, devices=self.devices).fleet()
+
     def split(self, data: FederatedData) -> tuple[FederatedData, ImageSet | None]:
         return hold_out(data, self.validation, self.seed) if self.validation else (data, None)
 
@@ -196,7 +200,7 @@ def launch(
         display(progress).say(f"{out} is finished: nothing to do")
         return Result(out, read_json(out / "summary.json"))
     data = request.load_data()
-    model = request.make_model(data, with_weights=not resume)
+    model = request.make_model(data, with_weights=not has_checkpoint(out))
     training = request.make_training(data)
     rest, held = request.split(data)
     engine: Engine = make_engine(model, rest, training, workers, held=held, timeout=timeout, ray=ray,

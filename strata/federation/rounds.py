@@ -158,7 +158,10 @@ def _attempt(
     for task in method.assign(round, devices):
         device = task.device
         cuts[device] = task.cut
-        tally.download_bytes += state.holdings.download_bytes(device, task.cut, method.graph.parameter_names)
+        if tally.asked.get(device) == task.cut:  # asked before in this round: it has the frozen layers
+            tally.download_bytes += upload_bytes(task.cut)
+        else:
+            tally.download_bytes += state.holdings.download_bytes(device, task.cut, method.graph.parameter_names)
         tally.dropped.pop(device, None)
         excuse = fleet.excuse(round, attempt, device)
         if excuse is None:
@@ -170,7 +173,7 @@ def _attempt(
     tally.asked |= cuts
     for job, outcome in _answers(engine, jobs, settings, state):
         task, update = job.task, outcome.result
-        reason = outcome.reason or problem_with(update, task, state.tensors, settings.norm_bound)
+        reason = outcome.reason or problem_with(update, task, state.tensors, settings.norm_bound, len(job.samples))
         if outcome.reason is None:  # whatever came, the device worked and sent
             tally.train_flops += flops(task) * len(job.samples) * settings.epochs
             tally.upload_bytes += upload_bytes(task.cut)

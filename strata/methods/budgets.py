@@ -20,6 +20,7 @@ def largest_scale(
     accounting: str = "peak",
     measured: Callable[[Cut], int] | None = None,
     micro_batch: int | None = None,
+    proximal: bool = False,
 ) -> float:
     """The largest width ratio whose prefix model trains within `budget` bytes: the constraint that the bytes mean.
     `measured` replaces the accounting where that does not know how devices train."""
@@ -29,7 +30,7 @@ def largest_scale(
         cut = graph.prefix(point / GRID)
         if measured:
             return measured(cut)
-        return memory(graph, cut, batch_size, accounting=accounting, micro_batch=micro_batch).total
+        return memory(graph, cut, batch_size, accounting, micro_batch=micro_batch, proximal=proximal).total
 
     def fits(point: int) -> bool:
         return need(point) <= budget

@@ -33,13 +33,15 @@ def plan(
     patience: int = DEFAULT_PATIENCE,
     name: str | None = None,
     micro_batch: int | None = None,
+    proximal: bool = False,
 ) -> Plan:
     """The steps of Successive Layer Training within `budget` bytes ("24 MiB"), or within what the model scaled to the
     width `constraint` needs. Several budgets or constraints are levels of devices.
 
     `accounting` says how bytes are counted: `peak` (live bytes of a real training step; default with `budget`) or
     `paper` (default with `constraint`). With `micro_batch` devices take so many samples of a batch at a time and sum
-    the gradients; give it to LocalTraining too. A ChannelGraph may stand in for the model, to export it only once.
+    the gradients; give it to LocalTraining too. `proximal` counts the copy of the weights that FedProx keeps. A
+    ChannelGraph may stand in for the model, to export it only once.
     Raises PlanInfeasible where nothing fits, BadInput where the request makes no sense.
     """
     asked = _levels(budget, constraint)
@@ -54,7 +56,7 @@ def plan(
         raise BadInput(f"unknown schedule {schedule!r}: use {', '.join(SCHEDULES)}")
     graph = model if isinstance(model, ChannelGraph) else ChannelGraph(model, input_shape=parse_shape(input_shape))
 
-    price = Pricing(graph, batch_size, accounting, micro_batch)
+    price = Pricing(graph, batch_size, accounting, micro_batch, proximal)
     budgets = [ask if isinstance(ask, int) else price.of_width(ask) for ask in asked]
     weakest = min(budgets)
     name = name or _name(model)
@@ -83,6 +85,7 @@ def plan(
         levels=levels,
         patience=patience,
         micro_batch=micro_batch,
+        rounds_in_all=rounds if schedule == "early-stopping" else None,
         graph=graph,
     )
 

@@ -117,7 +117,8 @@ def _draw_layers(axes: Axes, plan: Plan) -> None:
     axes.set_yticks([k - 0.5 for k in (*ticks, depth + 1)], [*map(str, ticks), "classifier"])
     axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
     axes.set_ylabel("layer", color=INK)
-    axes.set_xlabel("step (its rounds are decided in training)" if plan.rounds is None else "round", color=INK)
+    by_accuracy = plan.schedule == "early-stopping"
+    axes.set_xlabel("step (its rounds are decided in training)" if by_accuracy else "round", color=INK)
     _plain(axes)
 
 

@@ -57,11 +57,12 @@ class Plan:
     levels: tuple[Level, ...] = ()  # only for heterogeneous budgets, in the order given
     patience: int = DEFAULT_PATIENCE  # only for early-stopping
     micro_batch: int | None = None  # samples of a batch at a time
+    rounds_in_all: int | None = None  # only for early-stopping: elsewhere the end of the last step
     graph: ChannelGraph = field(kw_only=True, repr=False, compare=False)
 
     @property
     def rounds(self) -> int | None:
-        return self.steps[-1].until_round
+        return self.steps[-1].until_round or self.rounds_in_all
 
     @property
     def batch(self) -> str:
@@ -96,6 +97,7 @@ class Plan:
             **request_json(self.model, self.classes, self.input_shape, self.batch_size, self.accounting, self.schedule,
                            self.budget_bytes, self.full_bytes, self.micro_batch),
             "feasible": True,
+            **({} if self.rounds_in_all is None else {"rounds": self.rounds_in_all}),
             "steps": [asdict(step) for step in self.steps],
             **(levels if self.levels else {}),
         }  # fmt: skip
@@ -113,7 +115,7 @@ class Plan:
                     Level(level["constraint"], int(level["budget_bytes"]), tuple(map(int, level["k_frozen"])))
                     for level in data.get("levels", ())
                 ),
-                patience=patience, micro_batch=data.get("micro_batch"), graph=graph,
+                patience=patience, micro_batch=data.get("micro_batch"), rounds_in_all=data.get("rounds"), graph=graph,
             )  # fmt: skip
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise BadInput(f"this is not a plan as `strata plan --json` writes it: {error!r}") from error

@@ -14,8 +14,16 @@ if TYPE_CHECKING:
 
 
 class Pricing:
-    def __init__(self, graph: ChannelGraph, batch_size: int, accounting: str, micro_batch: int | None = None) -> None:
+    def __init__(
+        self,
+        graph: ChannelGraph,
+        batch_size: int,
+        accounting: str,
+        micro_batch: int | None = None,
+        proximal: bool = False,
+    ) -> None:
         self.graph, self.batch_size, self.accounting, self.micro_batch = graph, batch_size, accounting, micro_batch
+        self.proximal = proximal
         self.depth = graph.depth
         self.scales = distinct_scales(graph.widths)
         self.cut = cache(graph.slt)
@@ -25,7 +33,9 @@ class Pricing:
         return self.memory(k_frozen, k_trained, scale).total
 
     def of_cut(self, cut: Cut) -> Memory:
-        return costs.memory(self.graph, cut, self.batch_size, accounting=self.accounting, micro_batch=self.micro_batch)
+        return costs.memory(
+            self.graph, cut, self.batch_size, self.accounting, micro_batch=self.micro_batch, proximal=self.proximal
+        )
 
     def of_width(self, constraint: float) -> int:
         """What the width-scaled model of this ratio needs: a constraint in bytes."""
@@ -38,7 +48,7 @@ class Pricing:
         return costs.flops(self.graph, self.cut(k_frozen, k_trained, scale)).train
 
     def at_batch(self, batch_size: int, micro_batch: int | None = None) -> Pricing:
-        return Pricing(self.graph, batch_size, self.accounting, micro_batch)
+        return Pricing(self.graph, batch_size, self.accounting, micro_batch, self.proximal)
 
     def _memory(self, k_frozen: int, k_trained: int, scale: float) -> Memory:
         return self.of_cut(self.cut(k_frozen, k_trained, scale))

@@ -47,7 +47,7 @@ class BatchStatistics(TorchFunctionMode):
 def calibration_indices(samples: int, seed: int, count: int = CALIBRATION_IMAGES) -> Tensor:
     """Which training images the statistics come from: a fixed random choice, the same in every round."""
     order = torch.randperm(samples, generator=generator(seed, "calibration images"))
-    return order[:count].sort().values
+    return order[:count]  # not sorted: data that is stored class by class would give batches of one class
 
 
 def reestimated(

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 import os
 import signal
 import subprocess
@@ -8,12 +9,16 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
 from strata.engines import EngineFailed, InlineEngine, LocalEngine, wire
+from strata.engines.base import time_limit
 from strata.errors import BadInput
+from strata.federation.program import CohortJob, EvaluateJob, FinishJob, TrainJob
 from tests.engines.programs import Broken, Echo, Label
+from tests.federation import tiny
 
 STATE = {"w": torch.tensor([1.0, 2.0]), "n": torch.tensor(3), "none": torch.zeros(0, 4)}
 
@@ -107,6 +112,22 @@ def test_an_idle_worker_killed_between_rounds_is_replaced(engine: LocalEngine) -
         os.kill(pid, signal.SIGKILL)
         assert eventually(lambda pid=pid: not is_running(pid), 120)
     assert answers(engine, [("add", 0.0)] * 4) == [3.0] * 4
+
+
+def test_idle_workers_that_died_cost_a_job_none_of_its_tries(engine: LocalEngine, tmp_path: Path) -> None:
+    answers(engine, [("pid",)] * 4)
+    for pid in engine.worker_pids:
+        os.kill(pid, signal.SIGKILL)
+        assert eventually(lambda pid=pid: not is_running(pid), 120)
+    assert answers(engine, [("die once", tmp_path / "mark")]) == ["survived"]
+
+
+def test_the_time_limit_is_for_each_device_and_never_for_the_servers_own_work() -> None:
+    cut, task = tiny.graph().full(), tiny.method("fedavg").assign(0, [0])[0]
+    train = TrainJob(task, np.arange(4), 0.1, 0)
+    assert time_limit(train, 2.0) == 2 and time_limit(CohortJob((train,) * 3), 2.0) == 6
+    assert time_limit(EvaluateJob(cut, 0, "test", "batch", (0,), 0), 2.0) == math.inf
+    assert time_limit(FinishJob(cut, 0), 2.0) == time_limit(train, None) == math.inf
 
 
 def test_the_process_that_starts_workers_may_be_killed(engine: LocalEngine) -> None:

@@ -40,6 +40,11 @@ def test_a_good_update_has_no_problem() -> None:
         (with_tensor("a", [1.0, 1.0]), "not a plain tensor"),
         (with_tensor("a", torch.ones(2).to_sparse()), "not a plain tensor"),
         (replace(GOOD, tensors=5), "not an update"),
+        (replace(GOOD, round="\x1b]0;owned\x07\nFAKE"), r"round '\\x1b\]0;owned\\x07\\nFAKE'$"),
+        (replace(GOOD, device=7.0), "in the name of device 7.0"),
+        (replace(GOOD, samples=10**400), "trained on 1000"),
+        (replace(GOOD, loss=1e308), "loss is 1e"),
+        (replace(GOOD, peak_bytes=10**400), "peak memory is 1000"),
         (replace(GOOD, samples=0), "0 samples"),
         (replace(GOOD, samples="many"), "'many' samples"),
         (replace(GOOD, loss=float("nan")), "loss is nan"),
@@ -51,6 +56,12 @@ def test_what_is_wrong_is_said(update: object, says: str) -> None:
     problem = problem_with(update, TASK, STATE)
     assert problem is not None
     assert __import__("re").search(says, problem), problem
+
+
+def test_a_device_cannot_claim_more_samples_than_it_has() -> None:
+    assert problem_with(GOOD, TASK, STATE, most_samples=GOOD.samples) is None
+    problem = problem_with(GOOD, TASK, STATE, most_samples=GOOD.samples - 1)
+    assert problem is not None and "samples, of at most" in problem
 
 
 def test_the_norm_bound_is_about_the_change() -> None:

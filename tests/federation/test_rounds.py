@@ -13,7 +13,7 @@ from strata.data import iid
 from strata.engines import InlineEngine, Outcome
 from strata.errors import BadInput
 from strata.federation.fleet import Fleet
-from strata.federation.program import DeviceProgram
+from strata.federation.program import DeviceProgram, evaluate
 from strata.federation.rounds import RoundFailed, RoundSettings, play
 from strata.federation.state import FederationState
 from strata.training import LocalTraining
@@ -163,6 +163,19 @@ def test_a_fleet_with_no_others_asks_the_same_devices_again() -> None:
     assert len(engine.asked) == 40
 
 
+def test_frozen_layers_are_sent_once_however_often_a_round_is_redone() -> None:
+    first_time = iter([nan, nan])
+    engine = Lying({device: lambda update: next(first_time, lambda same: same)(update) for device in (0, 1)})
+    last = tiny.ROUNDS - 1
+    _, record, _ = one_round(engine, "slt", replace(start(), round=last), devices=4, quorum=3)
+    assert sorted(engine.asked) == sorted([0, 1, 2, 3] * 2)
+    cut = tiny.method("slt").assign(last, [0])[0].cut
+    every, trained = (
+        4 * sum(math.prod(cut.shapes[name]) for name in names) for names in (tiny.graph().parameter_names, cut.trained)
+    )
+    assert trained < every and record["download_bytes"] == 4 * (every + trained)
+
+
 def test_dropouts_and_late_devices_on_the_virtual_clock() -> None:
     engine = Lying()
     _, record, _ = one_round(engine, per_round=12, dropout=0.3, straggler_share=0.4, slowdown=5.0, deadline=2.0)
@@ -198,3 +211,18 @@ def test_impossible_settings() -> None:
     ):
         with pytest.raises(BadInput, match=says):
             settings(**wrong)
+
+
+def test_an_engine_shared_by_runs_never_mixes_their_weights_up() -> None:
+    """The same cut, round and seed, but another run's weights."""
+    program = DeviceProgram(tiny.model(), (3, 8, 8), tiny.data().train, {"test": tiny.data().test}, TRAINING)
+    program.graph = tiny.graph()
+    engine, cut = InlineEngine(program), tiny.graph().full()
+    other = {name: tensor * 2 if name == "conv3.weight" else tensor for name, tensor in start().tensors.items()}
+    other["classifier.weight"] = torch.roll(other["classifier.weight"], 1, 0)
+
+    def loss(engine: InlineEngine, tensors: Mapping[str, Tensor]) -> float:
+        return evaluate(engine, tensors, cut, len(tiny.data().test), "test", "re-estimated", 3, 0).loss
+
+    first, second = loss(engine, start().tensors), loss(engine, other)
+    assert first != second == loss(InlineEngine(replace(program)), other)

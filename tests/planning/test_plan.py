@@ -274,3 +274,10 @@ def test_any_module_through_the_front_door() -> None:
     text = str(found)
     assert text.startswith("ResNet: 10 classes, input 3x32x32, batch 4")
     assert "peak accounting" in text and len(max(text.splitlines(), key=len)) <= 100
+
+
+def test_early_stopping_remembers_its_rounds() -> None:
+    made = plan(paper_graph("ResNet20"), constraint=0.5, rounds=40, schedule="early-stopping")
+    assert made.rounds == 40 and made.to_json()["rounds"] == 40
+    assert Plan.from_json(made.to_json(), made.graph).rounds == 40
+    assert "rounds" not in plan(paper_graph("ResNet20"), constraint=0.5, rounds=40).to_json()

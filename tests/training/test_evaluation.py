@@ -22,6 +22,7 @@ from strata.training import (
     reestimated,
     units,
 )
+from strata.training.statistics import CALIBRATION_BATCH
 from tests.methods.tiny import CLASSES, INPUT, State, run, same_bits, samples, tiny_graph, tiny_net, tiny_state
 
 GRAPH = tiny_graph()
@@ -166,7 +167,10 @@ def test_calibration_images_are_a_fixed_choice() -> None:
     chosen = calibration_indices(10_000, seed=1)
     assert len(set(chosen.tolist())) == 512 and torch.equal(chosen, calibration_indices(10_000, seed=1))
     assert not torch.equal(chosen, calibration_indices(10_000, seed=2))
-    assert calibration_indices(30, seed=1).tolist() == list(range(30)), "all of them where there are few"
+    assert sorted(calibration_indices(30, seed=1).tolist()) == list(range(30)), "all of them where there are few"
+    stored_by_class = torch.arange(10_000) // 5000
+    halves = stored_by_class[chosen].float().split(CALIBRATION_BATCH)
+    assert all(0.4 < half.mean() < 0.6 for half in halves), "each batch has all classes"
 
 
 def test_bad_input() -> None:

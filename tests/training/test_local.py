@@ -246,6 +246,9 @@ def test_bad_input() -> None:
     ):  # fmt: skip
         with pytest.raises(BadInput):
             LocalTraining(**wrong)  # type: ignore[arg-type]
+    with pytest.raises(BadInput, match="no augmentation 'mixup'; choose one of none, cifar"):
+        LocalTraining(augmentation="mixup")
+    LocalTraining(augmentation="of the transform", transform=ones, preparation=ones)
 
 
 @pytest.mark.parametrize("device", ["cuda", "mps", "meta", "toaster"])

@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
+from strata import costs
 from strata.costs.measured import measure
+from strata.federation.choosing import method_named
 from strata.methods import FD, FedAvg, FjORD, Method, Small
 from strata.training import LocalTraining, memory, peak_bytes
 from tests.methods.tiny import CLASSES, INPUT, samples, tiny_graph, tiny_state, train
@@ -45,6 +47,20 @@ def test_fjord_needs_what_its_largest_level_needs_and_its_small_weights() -> Non
     )
     inner = 4 * sum(torch.Size(shape).numel() for shape in GRAPH.prefix(0.25).shapes.values())
     assert small < fjord <= small + 1.5 * inner
+
+
+def test_budgets_count_fedprox_and_the_smaller_levels_of_fjord() -> None:
+    """By `peak`, within 0.1 % of what the devices then measure."""
+    images, labels = samples(0, count=16)
+    near = LocalTraining(batch_size=16, proximal=0.1)
+    full = costs.memory(GRAPH, GRAPH.full(), 16, proximal=True).total
+    assert full == pytest.approx(peak_bytes(GRAPH, FedAvg(GRAPH).assign(0, [0])[0], images, labels, near), rel=0.001)
+    budgets = [7 * full // 10, 8 * full // 10, full]
+    for name, training in (("small", near), ("heterofl", near), ("slt", near), ("fjord", LocalTraining(batch_size=16))):
+        method = method_named(name, GRAPH, budgets=budgets, batch_size=16, rounds=9, training=training)
+        for round in range(9):
+            for task in method.assign(round, [0, 1, 2]):
+                assert peak_bytes(GRAPH, task, images, labels, training) <= 1.001 * budgets[task.device], (name, task)
 
 
 def test_random_cuts_are_measured_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from strata.engines import wire
-from strata.engines.base import EngineFailed, Outcome, Program
+from strata.engines.base import EngineFailed, Outcome, Program, time_limit
 from strata.engines.local import default_workers
 from strata.engines.ray import Ray
 from strata.engines.ray.cluster import Connection
@@ -98,11 +98,13 @@ class RayEngine:
                         answer = (None, f"its worker process was killed {len(deaths[index])} times", "")
                     open_jobs -= 1
                     yield Outcome(index, *answer)
-                for member in self._late(pool):
+                for member in [one for one in pool.members if one.job is not None]:
                     assert member.job is not None
-                    pool.remove(member)
-                    open_jobs -= 1
-                    yield Outcome(member.job, None, f"no answer within {self._timeout:g} s")
+                    limit = time_limit(jobs[member.job], self._timeout)
+                    if time.monotonic() - member.since >= limit:
+                        pool.remove(member)
+                        open_jobs -= 1
+                        yield Outcome(member.job, None, f"no answer within {limit:g} s")
         finally:  # the caller gave up: what still runs is of no use
             for member in [member for member in pool.members if member.job is not None]:
                 pool.remove(member)
@@ -155,9 +157,3 @@ class RayEngine:
     def _is_hopeless(self, nodes: Sequence[str]) -> bool:
         alive = self._connection.nodes()
         return sum(node in alive for node in nodes) > self._retries or len(nodes) > LOST_NODES
-
-    def _late(self, pool: Pool) -> list[Member]:
-        if self._timeout is None:
-            return []
-        now = time.monotonic()
-        return [one for one in pool.members if one.job is not None and now - one.since >= self._timeout]
