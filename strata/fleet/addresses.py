@@ -50,9 +50,17 @@ def parse_address(text: str) -> Address:
         port = rest[1:] if rest.startswith(":") else port if not rest else "?"
     elif text.count(":") == 1:
         host, port = text.split(":")
-    if not host or "/" in host or not port.isascii() or not port.isdigit() or not 1 <= int(port) <= 65535:
+    if not _may_be_host(host) or not port.isascii() or not port.isdigit() or not 1 <= int(port) <= 65535:
         raise BadInput(f"a server is written HOST:PORT, such as 192.168.1.10:{DEFAULT_PORT}, not {text!r}")
     return Address(host, int(port))
+
+
+def _may_be_host(text: str) -> bool:
+    """Python cannot even look for a machine with an empty or overlong label in its name."""
+    try:
+        return bool(text.encode("idna")) and "/" not in text
+    except UnicodeError:
+        return False
 
 
 def need_loopback(address: Address) -> None:
@@ -108,6 +116,8 @@ def need_server(address: Address, authority: Path | None) -> None:
             f"the server at {address} is not the one of {authority} ({error.verify_message}): "
             "copy the ca.pem of the server's own key folder"
         ) from None
+    except (ssl.SSLEOFError, ssl.SSLZeroReturnError):  # a server that is about to end, or a gateway before one
+        raise Unreachable(_nobody(address, "the connection was closed")) from None
     except ssl.SSLError:
         raise BadInput(
             f"{address} does not speak TLS: is it another program's port, or a server with --insecure?"
@@ -115,10 +125,11 @@ def need_server(address: Address, authority: Path | None) -> None:
     except socket.gaierror:
         raise Unreachable(f"there is no machine called {address.host}: check the name, or use its address") from None
     except OSError as error:
-        raise Unreachable(
-            f"no server answers at {address} ({(error.strerror or str(error) or 'timed out').lower()}): "
-            "is `strata fleet server` running there, and the port open?"
-        ) from None
+        raise Unreachable(_nobody(address, (error.strerror or str(error) or "timed out").lower())) from None
+
+
+def _nobody(address: Address, why: str) -> str:
+    return f"no server answers at {address} ({why}): is `strata fleet server` running there, and the port open?"
 
 
 def _context(authority: Path) -> ssl.SSLContext:

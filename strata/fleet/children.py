@@ -15,13 +15,14 @@ from types import FrameType
 from typing import Any
 
 from strata.errors import BadInput
+from strata.fleet.folders import said_plainly
 
 GRACE = 15.0  # seconds between asking a process to end and ending it
 LAUNCHER = "STRATA_LAUNCHER"  # the launcher's process id
 
 
-class Stopped(BaseException):
-    """Ctrl-C or SIGTERM."""
+class Stopped(KeyboardInterrupt):
+    """Ctrl-C or SIGTERM. Where a command has nothing to tidy up, it ends as by any Ctrl-C: 130, without a traceback."""
 
 
 class Signals:
@@ -106,7 +107,9 @@ def last_lines(log: Path, count: int = 12, since: int = 0) -> str:
 @contextlib.contextmanager
 def locked(folder: Path, otherwise: str) -> Iterator[None]:
     """One process at a time; the lock goes with its process."""
-    with (folder / "lock").open("w") as lock:
+    with said_plainly(folder):
+        lock = (folder / "lock").open("w")
+    with lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

@@ -13,12 +13,16 @@ from strata.fleet.addresses import Address, Unreachable, free_port, need_loopbac
 from strata.fleet.children import Signals, Stopped, end, last_lines, locked, start
 from strata.fleet.environment import environment, python
 from strata.fleet.executing import new_secret
+from strata.fleet.folders import said_plainly
 from strata.fleet.keys import DeviceKeys
 from strata.fleet.supernode import CONNECTED, POLL
 
 DEFAULT_POLL = 1.0  # seconds between two questions for work
 PAUSES = (1.0, 2.0, 5.0, 10.0, 30.0)  # seconds between attempts; the last one repeats
-REFUSALS = 5  # in a row after which the key is taken to be unknown
+# Seconds of refusals after which the key is taken to be unknown. Flower refuses a device that it takes for online, too,
+# and one that was killed or lost its power is online to it for another minute.
+REFUSED = 120.0
+FAILURES = 5  # to start, in a row, after which it is given up
 STEADY = 60.0  # seconds of connection after which the pauses start anew
 
 
@@ -31,10 +35,12 @@ def work(
         need_loopback(server)
     authority = None if keys is None else keys.authority
     folder = settings.folder
-    folder.mkdir(parents=True, exist_ok=True)
+    with said_plainly(folder):
+        folder.mkdir(parents=True, exist_ok=True)
     env = {**environment(folder / "flower"), POLL: str(poll)}
     log = folder / "supernode.log"
-    attempt = refusals = 0
+    attempt = failures = 0
+    refused_since: float | None = None
     with Signals(), locked(folder, f"another process is device {settings.name} already: end it, or give --cache"):
         try:
             while True:
@@ -45,15 +51,21 @@ def work(
                         raise
                     if attempt == 0:
                         say(f"{error} Trying again")
+                    refused_since = None
                 else:
                     since = log.stat().st_size if log.exists() else 0
                     began = time.monotonic()
                     connected = _one_life(_command(settings, server, keys), env, log, since, settings.name, server, say)
-                    refusals = 0 if connected else refusals + 1
                     attempt = 0 if connected and time.monotonic() - began > STEADY else attempt
-                    if not connected and _refused(log, since) and (refusals >= REFUSALS or not wait):
+                    refused = not connected and _refused(log, since)
+                    failures = 0 if connected or refused else failures + 1
+                    if not refused:
+                        refused_since = None
+                    elif refused_since is None:
+                        refused_since = began
+                    if refused_since is not None and (time.monotonic() - refused_since >= REFUSED or not wait):
                         raise BadInput(_unknown(settings.name, server))
-                    if not connected and refusals >= REFUSALS:
+                    if failures >= FAILURES:
                         raise BadInput(
                             f"the device's runtime does not start; the end of {log}:\n{last_lines(log, since=since)}"
                         )

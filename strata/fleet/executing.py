@@ -7,6 +7,7 @@ process that starts Strata's app only, with a secret that no other user of the m
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
 import subprocess
@@ -42,16 +43,22 @@ class Executor:
     task: str  # flwr-serverapp or flwr-clientapp: the kind, and the program
     secret: Path
     authority: Path | None  # None: in plain text
+    umask: int = -1  # of the apps; -1: as here
     running: dict[Path, subprocess.Popen[bytes]] = field(default_factory=dict)
 
     def start(self) -> None:
-        threading.Thread(target=self._work, name="strata-executor", daemon=True).start()
+        # The client is made here, not in the thread: without a secret or certificate the process has to end.
+        threading.Thread(target=self._work, args=(self._client(),), name="strata-executor", daemon=True).start()
 
-    def _work(self) -> None:
+    def _work(self, client: Any) -> None:
+        """For ever. A task that cannot be started (no memory, no room on the disk) is given up, and the next one may
+        do better: nobody shows its token, so after 30 s Flower tells the server that the device's app has failed, or
+        ends the server's run as failed. Ending the process instead would cost a server all of its runs, and a device
+        that died a minute until it is admitted again."""
         import httpx
         from flwr.proto.runtime_pb2 import AcquireTaskRequest
 
-        client = self._client()
+        said = ""
         while True:
             try:
                 answer = client.AcquireTask(AcquireTaskRequest(supported_task_types=[self.task]))
@@ -60,6 +67,13 @@ class Executor:
                 self._tidy()
                 time.sleep(POLL)
             except httpx.HTTPError:  # it is not up yet, or on its way down
+                time.sleep(AWAY)
+            except Exception as error:
+                trouble = f"strata: {self.task} was not started: {type(error).__name__}: {error}"
+                if trouble != said:
+                    with contextlib.suppress(OSError):  # the log may be on the disk that is full
+                        print(trouble, flush=True)
+                said = trouble
                 time.sleep(AWAY)
 
     def _client(self) -> Any:
@@ -77,14 +91,18 @@ class Executor:
     def _launch(self, token: str) -> None:
         """The token goes by a file: everybody can read a command line."""
         file = self.secret.with_name(f"{secrets.token_hex(8)}.token")
-        _write(file, token.encode())
         security = ["--insecure"] if self.authority is None else ["--root-certificates", str(self.authority)]
         program = Path(sysconfig.get_path("scripts")) / self.task
-        self.running[file] = subprocess.Popen(
-            [str(program), "--runtime-api-address", self.address, "--token-file", str(file), *security,
-             "--parent-pid", str(os.getpid())],
-            stdin=subprocess.DEVNULL,
-        )  # fmt: skip
+        try:
+            _write(file, token.encode())
+            self.running[file] = subprocess.Popen(
+                [str(program), "--runtime-api-address", self.address, "--token-file", str(file), *security,
+                 "--parent-pid", str(os.getpid())],
+                stdin=subprocess.DEVNULL, umask=self.umask,
+            )  # fmt: skip
+        except BaseException:
+            file.unlink(missing_ok=True)
+            raise
 
     def _tidy(self) -> None:
         for file, process in list(self.running.items()):

@@ -8,12 +8,14 @@ through the runtime interface anybody could take the server app's work. So in fr
     /v1/control/  whoever shows the operator's token, and of it only what `strata fleet` needs
     /v1/runtime/  this machine, where the server app runs
     the rest      nobody
+Flower reads a request whole before it asks who sent it, however long it is. So none may be longer than it needs to be.
 """
 
 from __future__ import annotations
 
 import hmac
 import ipaddress
+import json
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
@@ -21,6 +23,7 @@ CONTROL = frozenset(
     f"/v1/control/{call}"
     for call in ("start-run", "stop-run", "list-runs", "stream-logs", "list-nodes", "register-node", "unregister-node")
 )
+LARGEST = 16 << 20  # bytes of a request; Flower sends arrays in pieces of 5 MiB, and takes bundles of at most 10
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -38,14 +41,15 @@ class Guard:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
             return await self.app(scope, receive, send)
-        if scope["type"] == "http" and self.admits(scope):
-            return await self.app(scope, receive, send)
-        if scope["type"] == "http":
-            body = b'{"detail": "This needs the operator\'s token, or another place."}'
-            headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
-            await send({"type": "http.response.start", "status": 401, "headers": headers})
-            await send({"type": "http.response.body", "body": body})
-        return None
+        if scope["type"] != "http":
+            return None
+        if not self.admits(scope):
+            return await _refuse(send, 401, "This needs the operator's token, or another place.")
+        try:
+            body = await _body(scope, receive)
+        except TooLarge:
+            return await _refuse(send, 413, f"A request has at most {LARGEST} bytes.")
+        return None if body is None else await self.app(scope, _with(body, receive), send)
 
     def admits(self, scope: Scope) -> bool:
         path = str(scope["path"])
@@ -59,6 +63,50 @@ class Guard:
         shown = [value for name, value in scope["headers"] if name == b"authorization"]
         expected = f"Bearer {self.token}".encode()
         return len(shown) == 1 and hmac.compare_digest(shown[0], expected)
+
+
+class TooLarge(Exception):
+    pass
+
+
+async def _body(scope: Scope, receive: Receive) -> bytes | None:
+    """The whole of it; None: the client has gone. It is counted even where a length is announced."""
+    announced = [value for name, value in scope["headers"] if name == b"content-length"]
+    if any(value.isdigit() and int(value) > LARGEST for value in announced):
+        raise TooLarge
+    body = bytearray()
+    more = True
+    while more:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            return None
+        body += message.get("body", b"")
+        if len(body) > LARGEST:
+            raise TooLarge
+        more = message.get("more_body", False)
+    return bytes(body)
+
+
+def _with(body: bytes, receive: Receive) -> Receive:
+    """First the body, then whatever comes."""
+    waiting = [body]
+
+    async def next_message() -> MutableMapping[str, Any]:
+        if waiting:
+            return {"type": "http.request", "body": waiting.pop(), "more_body": False}
+        return await receive()
+
+    return next_message
+
+
+async def _refuse(send: Send, status: int, detail: str) -> None:
+    body = json.dumps({"detail": detail}).encode()
+    headers = [
+        (b"content-type", b"application/json"), (b"content-length", str(len(body)).encode()),
+        (b"connection", b"close"),  # what is left of the request is not read
+    ]  # fmt: skip
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": body})
 
 
 def _same_machine(scope: Scope) -> bool:

@@ -17,10 +17,15 @@ import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from strata.engines.flower.settings import NAME
 from strata.errors import BadInput
 from strata.fleet.environment import require_flower
+from strata.fleet.folders import said_plainly
+
+if TYPE_CHECKING:
+    from strata.fleet.certificates import Signed
 
 HOST = re.compile(r"(?=.{1,253}$)[A-Za-z0-9_]([A-Za-z0-9_-]*[A-Za-z0-9])?(\.[A-Za-z0-9_]([A-Za-z0-9_-]*[A-Za-z0-9])?)*")
 
@@ -119,44 +124,69 @@ class Made:
 def make_keys(path: Path, hosts: Sequence[str], devices: Sequence[str], renew: bool = False) -> Made:
     """A new key folder, or further devices (or, with `renew`, a new server certificate) in one that is there."""
     require_flower()
-    from strata.fleet.certificates import Signed, make_authority, make_server
-
     for host in hosts:
         _check_host(host)
     folder = KeyFolder(path)
-    exists = folder.authority.exists()
+    with said_plainly(path):
+        exists = folder.authority.exists()
+        names = _check(folder, exists, hosts, devices, renew)  # before anything is written
+        if not exists:
+            _make_fleet(folder, hosts)
+        elif renew:
+            _make_certificate(folder, _authority(folder), hosts)
+        for name in names:
+            _make_device(folder, name)
+    return Made(folder, not exists, renew or not exists, tuple(names))
+
+
+def _check(folder: KeyFolder, exists: bool, hosts: Sequence[str], devices: Sequence[str], renew: bool) -> list[str]:
+    """That what is asked for can be done; the names of the new devices."""
+    path = folder.path
     if not exists and path.is_dir() and any(path.iterdir()):
-        raise BadInput(f"{path} holds other files and no fleet's keys: choose a new or empty folder")
+        raise BadInput(
+            f"{path} holds other files and no fleet's keys, or not all of them: choose a new folder, or empty this one"
+        )
     if exists and hosts and not renew:
         raise BadInput(f"{path} has a server certificate: give --renew for another one with these names")
     if exists and not devices and not renew:
         raise BadInput(
             f"{path} holds a fleet's keys already: add devices with --devices, or a certificate with --renew"
         )
-    names = _new_names(folder, devices)  # before anything is written
-    if exists and renew:
-        need_file(folder.authority_key, "the certificate authority's key is needed to sign another certificate")
+    names = _new_names(folder, devices)
     if exists:
         need_file(folder.authority, "it is the fleet's certificate authority")
-    else:
-        path.mkdir(parents=True, exist_ok=True, mode=0o700)
-        authority = make_authority()
-        _write(folder.authority, authority.certificate, 0o644)
-        _write(folder.authority_key, authority.key, 0o600)
-        _write(folder.token, secrets.token_urlsafe(32).encode() + b"\n", 0o600)
-        folder.registered.mkdir()
-        (path / "devices").mkdir(mode=0o700)
-    if renew or not exists:
-        signer = Signed(folder.authority.read_bytes(), folder.authority_key.read_bytes())
-        signed = make_server(signer, tuple(hosts) or _hosts_now(folder))
-        for file, content, mode in ((folder.key, signed.key, 0o600), (folder.certificate, signed.certificate, 0o644)):
-            new = file.with_name(file.name + ".new")
-            new.unlink(missing_ok=True)
-            _write(new, content, mode)
-            new.replace(file)
-    for name in names:
-        _make_device(folder, name)
-    return Made(folder, not exists, renew or not exists, tuple(names))
+    if exists and renew:
+        need_file(folder.authority_key, "the certificate authority's key is needed to sign another certificate")
+    if exists and names and not folder.registered.is_dir():
+        raise BadInput(f"{path} is a copy of a few of a fleet's keys: add devices to the key folder on the server")
+    return names
+
+
+def _make_fleet(folder: KeyFolder, hosts: Sequence[str]) -> None:
+    from strata.fleet.certificates import make_authority
+
+    folder.path.mkdir(parents=True, exist_ok=True, mode=0o700)
+    authority = make_authority()
+    _write(folder.authority_key, authority.key, 0o600)
+    _write(folder.token, secrets.token_urlsafe(32).encode() + b"\n", 0o600)
+    folder.registered.mkdir()
+    (folder.path / "devices").mkdir(mode=0o700)
+    _make_certificate(folder, authority, hosts)
+    _replace(folder.authority, authority.certificate, 0o644)  # last: it says that the folder is whole
+
+
+def _make_certificate(folder: KeyFolder, authority: Signed, hosts: Sequence[str]) -> None:
+    from strata.fleet.certificates import make_server
+
+    signed = make_server(authority, tuple(hosts) or _hosts_now(folder))
+    _replace(folder.key, signed.key, 0o600)
+    _replace(folder.certificate, signed.certificate, 0o644)
+
+
+def _authority(folder: KeyFolder) -> Signed:
+    from strata.fleet.certificates import Signed
+
+    return Signed(folder.authority.read_bytes(), folder.authority_key.read_bytes())
 
 
 def _hosts_now(folder: KeyFolder) -> tuple[str, ...]:
@@ -208,6 +238,14 @@ def _write(path: Path, content: bytes, mode: int) -> None:
     with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
         os.fchmod(file.fileno(), mode)  # whatever the umask says
         file.write(content)
+
+
+def _replace(path: Path, content: bytes, mode: int) -> None:
+    """Whole or not at all, and over what is there."""
+    new = path.with_name(path.name + ".new")
+    new.unlink(missing_ok=True)
+    _write(new, content, mode)
+    new.replace(path)
 
 
 def _check_host(host: str) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +15,15 @@ from strata.fleet.children import Signals, Stopped, end, last_lines, locked, sta
 from strata.fleet.control import Access, connect
 from strata.fleet.environment import environment, python
 from strata.fleet.executing import new_secret
+from strata.fleet.folders import said_plainly
 from strata.fleet.keys import KeyFolder
 from strata.fleet.superlink import TOKEN
 
 START = 120.0  # seconds for the server to answer
 LOOK = 2.0  # seconds between looks at the registered keys
 SOON = 30  # days
+DATABASE = "fleet.sqlite"  # in --data-dir
+GONE = "unregistered"  # in Flower's words
 
 
 def serve(
@@ -39,7 +42,7 @@ def serve(
         _check_expiry(folder, say)
     need_free(address)
     access = Access.of(address.local, keys, insecure)
-    with Signals(), _state(data_dir) as state:
+    with Signals(), _state(data_dir, say) as state:
         env = environment(state / "flower")
         if access.token is not None:
             env[TOKEN] = access.token
@@ -50,13 +53,13 @@ def serve(
             if not wait_until(lambda: _answers(access), process, START):
                 raise _Failed(f"the server did not start; the end of {log}:\n{last_lines(log, since=before)}")
             roll = Roll(folder, access, say)
-            roll.update()
+            roll.look()
             security = "plain text, this machine only" if folder is None else "TLS, registered devices only"
             say(f"serving at {address} ({security}); log: {log}")
             say("stop with Ctrl-C")
             while process.poll() is None:
                 time.sleep(LOOK)
-                roll.update()
+                roll.look()
             raise _Failed(f"the server's process ended; the end of {log}:\n{last_lines(log, since=before)}")
         except Stopped:
             say("stopping")
@@ -77,46 +80,106 @@ class Roll:
 
     def __init__(self, folder: KeyFolder | None, access: Access, say: Callable[[str], None]) -> None:
         self.folder, self.access, self.say = folder, access, say
-        self.known: dict[str, bytes] | None = None
+        self.known: dict[str, bytes | None] | None = None  # the files, when last everything was in order
+        self.admitted: set[str] = set()
+        self.complaints: set[str] = set()
+        self.trouble = ""  # why the latest look came to nothing
 
-    def update(self) -> None:
+    def look(self) -> None:
+        """Brings the server up to date. No trouble here is worth the run that goes on: it is said once, and the next
+        look tries again."""
         if self.folder is None:
             return
-        wanted = {path.stem: path.read_bytes() for path in sorted(self.folder.registered.glob("*.pub"))}
+        trouble = ""
+        try:
+            self._update(self.folder.registered)
+        except Exception as error:
+            trouble = str(error) if isinstance(error, BadInput) else f"{type(error).__name__}: {error}"
+            if trouble != self.trouble:
+                self.say(f"the registered devices cannot be looked through, trying again: {trouble}")
+        self.trouble = trouble
+
+    def _update(self, registered: Path) -> None:
+        # Not by glob: to that a folder that cannot be read is an empty one, and shutting out is for good.
+        paths = sorted(path for path in registered.iterdir() if path.suffix == ".pub")
+        wanted = {path.stem: _content(path) for path in paths}
         if wanted == self.known:
             return
         with connect(self.access) as client:
             self._apply(client, wanted)
         self.known = wanted
 
-    def _apply(self, client: Any, wanted: dict[str, bytes]) -> None:
-        from flwr.proto.control_pb2 import ListNodesRequest, RegisterNodeRequest, UnregisterNodeRequest
+    def _apply(self, client: Any, wanted: Mapping[str, bytes | None]) -> None:
+        from flwr.proto.control_pb2 import RegisterNodeRequest
 
-        there = {
-            bytes(node.public_key): node.node_id
-            for node in client.ListNodes(ListNodesRequest()).nodes_info
-            if node.status != "unregistered"
-        }
-        keys: dict[bytes, str] = {}
-        for name, text in wanted.items():
-            try:
-                keys[_as_flower_wants(text)] = name
-            except ValueError:
-                self.say(f"registered/{name}.pub is not a public key of `strata fleet keys`: left out")
+        keys, unreadable, complaints = _keys_of(wanted)
+        nodes = _nodes(client)
+        for key, node in nodes.items():
+            if node.status != GONE and key not in keys and node.name not in unreadable:
+                _shut_out(client, node)
+        admitted = {node.name for node in nodes.values() if node.status != GONE and node.name in unreadable}
         for key, name in keys.items():
-            if key not in there:
+            if key in nodes and nodes[key].status == GONE:  # Flower never forgets a key
+                complaints.add(f"registered/{name}.pub: this key was shut out, which is for good: make another")
+                continue
+            if key not in nodes:
                 client.RegisterNode(RegisterNodeRequest(public_key=key, name=name))
-        for key, node_id in there.items():
-            if key not in keys:
-                client.UnregisterNode(UnregisterNodeRequest(node_id=node_id))
-        new = sorted(set(keys.values()) - set(self.known or {}))
-        gone = sorted(set(self.known or {}) - set(wanted))
-        if new:
+            admitted.add(name)
+        self._tell(admitted, complaints)
+
+    def _tell(self, admitted: set[str], complaints: set[str]) -> None:
+        for complaint in sorted(complaints - self.complaints):
+            self.say(complaint)
+        if new := sorted(admitted - self.admitted):
             self.say(f"admitted: {', '.join(new)}")
-        if gone:
+        if gone := sorted(self.admitted - admitted):
             self.say(f"no longer admitted: {', '.join(gone)}")
-        if not keys:
+        if not admitted:
             self.say("no device is registered: add some with `strata fleet keys`")
+        self.admitted, self.complaints = admitted, complaints
+
+
+def _content(path: Path) -> bytes | None:
+    """None: it cannot be read now."""
+    try:
+        return path.read_bytes()
+    except OSError:
+        return None
+
+
+def _keys_of(wanted: Mapping[str, bytes | None]) -> tuple[dict[bytes, str], set[str], set[str]]:
+    """The names of good keys, the names of files that cannot be read, and what to say of files that are no use."""
+    keys: dict[bytes, str] = {}
+    unreadable, complaints = set(), set()
+    for name, text in wanted.items():
+        if text is None:
+            unreadable.add(name)
+            complaints.add(f"registered/{name}.pub cannot be read: this device is admitted, or not, as before")
+            continue
+        try:
+            keys[_as_flower_wants(text)] = name
+        except Exception:  # each kind of nonsense has its own
+            complaints.add(f"registered/{name}.pub is not a public key of `strata fleet keys`: left out")
+    return keys, unreadable, complaints
+
+
+def _nodes(client: Any) -> dict[bytes, Any]:
+    """By public key, those that were shut out included."""
+    from flwr.proto.control_pb2 import ListNodesRequest
+
+    return {bytes(node.public_key): node for node in client.ListNodes(ListNodesRequest()).nodes_info}
+
+
+def _shut_out(client: Any, node: Any) -> None:
+    import httpx
+    from flwr.proto.control_pb2 import UnregisterNodeRequest
+
+    try:
+        client.UnregisterNode(UnregisterNodeRequest(node_id=node.node_id))
+    except httpx.HTTPStatusError:
+        # Flower (1.41) stumbles over a device that was never connected, after it has shut it out.
+        if _nodes(client)[bytes(node.public_key)].status != GONE:
+            raise
 
 
 def _as_flower_wants(text: bytes) -> bytes:
@@ -136,7 +199,7 @@ def _command(address: Address, folder: KeyFolder | None, data_dir: Path | None, 
         "--superexec-auth-secret-file", str(secret), "--disable-runtime-dependency-installation",
     )  # fmt: skip
     if data_dir is not None:
-        command += ["--database", str(data_dir.absolute() / "fleet.sqlite")]
+        command += ["--database", str(data_dir.absolute() / DATABASE)]
     if folder is None:
         return [*command, "--insecure"]
     return [
@@ -168,12 +231,17 @@ def _check_expiry(folder: KeyFolder, say: Callable[[str], None]) -> None:
 
 
 @contextlib.contextmanager
-def _state(data_dir: Path | None) -> Iterator[Path]:
+def _state(data_dir: Path | None, say: Callable[[str], None]) -> Iterator[Path]:
     """The folder of the server's log and records: the user's, for one server at a time, or one that is removed."""
     if data_dir is None:
         with tempfile.TemporaryDirectory(prefix="strata-server-") as folder:
             yield Path(folder)
         return
-    data_dir.mkdir(parents=True, exist_ok=True)
+    with said_plainly(data_dir):
+        data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if data_dir.stat().st_mode & 0o077:
+            say(f"other users can look into {data_dir}, though not into the database: `chmod 700 {data_dir}` closes it")
+        for file in data_dir.glob(f"{DATABASE}*"):  # has tokens in it; SQLite's own files beside it take after it
+            file.chmod(0o600)
     with locked(data_dir, f"another server is using {data_dir}: end it, or choose another --data-dir"):
         yield data_dir.absolute()

@@ -23,6 +23,7 @@ TOKEN = "STRATA_OPERATOR_TOKEN"
 
 
 def main() -> None:
+    umask = os.umask(0o077)  # the database has tokens in it
     end_with_launcher()
     be_quiet()
     token = os.environ.pop(TOKEN, None)
@@ -58,7 +59,8 @@ def main() -> None:
     given, _ = read.parse_known_args()
     local = Address(given.host, int(given.port)).local
     authority = None if given.ssl_ca_certfile is None else Path(given.ssl_ca_certfile)
-    Executor(str(local), "flwr-serverapp", Path(given.superexec_auth_secret_file), authority).start()
+    secret = Path(given.superexec_auth_secret_file)
+    Executor(str(local), "flwr-serverapp", secret, authority, umask).start()  # run folders are as the user wants them
     control_handlers.start_run = start_strata
     extensions.get_middleware = with_guard  # Flower's own hook for what comes first at the door
     uvicorn.run = without_access_log  # type: ignore[assignment]

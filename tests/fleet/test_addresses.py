@@ -29,7 +29,9 @@ def test_reading(text: str, host: str, port: int) -> None:
     assert parse_address(text) == Address(host, port)
 
 
-@pytest.mark.parametrize("text", ["", ":9", "a:b", "a:0", "a:65536", "https://a:9", "[::1]9", "[::1]:x", "a:-1"])
+@pytest.mark.parametrize(
+    "text", ["", ":9", "a:b", "a:0", "a:65536", "https://a:9", "[::1]9", "[::1]:x", "a:-1", "a..b:9"]
+)
 def test_misread(text: str) -> None:
     with pytest.raises(BadInput, match="a server is written HOST:PORT"):
         parse_address(text)
@@ -131,6 +133,18 @@ def test_nobody_there(folder: Path) -> None:
         need_server(Address("127.0.0.1", free_port()), folder / "ours.pem")
     with pytest.raises(Unreachable, match="there is no machine called nowhere.invalid"):
         need_server(Address("nowhere.invalid", 1), None)
+
+
+def test_somebody_who_hangs_up(folder: Path) -> None:
+    """A server on its way down, or a gateway whose server is away: worth another try."""
+
+    def hang_up(connection: socket.socket) -> None:
+        connection.recv(1000)
+
+    with listening(hang_up) as address, pytest.raises(Unreachable, match="the connection was closed"):
+        need_server(address, folder / "ours.pem")
+    with listening(lambda connection: None) as address, pytest.raises(Unreachable):  # reset, or closed
+        need_server(address, folder / "ours.pem")
 
 
 def test_a_file_that_is_no_certificate(folder: Path) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import shutil
 import signal
+import socket
+import ssl
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -106,6 +108,18 @@ def test_only_the_operator_controls(fleet: Fleet) -> None:
     assert done.returncode == 2 and "refused this operator.token" in done.stderr
 
 
+def test_a_stranger_sends_no_more_than_16_mib(fleet: Fleet) -> None:
+    host, port = fleet.address.split(":")
+    context = ssl.create_default_context(cafile=fleet.keys / "ca.pem")
+    head = "POST /v1/fleet/push-object HTTP/1.1\r\nHost: a\r\nContent-Type: application/protobuf\r\n"
+    with socket.create_connection((host, int(port)), timeout=PATIENCE) as plain:
+        with context.wrap_socket(plain, server_hostname=host) as anybody:
+            anybody.sendall(f"{head}Content-Length: {1 << 30}\r\n\r\n".encode())
+            assert anybody.recv(12) == b"HTTP/1.1 413"
+            while anybody.recv(1 << 16):  # it hangs up, though we would go on
+                pass
+
+
 def test_the_server_runs_no_code_of_others(fleet: Fleet) -> None:
     from flwr.common.serde import fab_to_proto
     from flwr.proto.control_pb2 import StartRunRequest
@@ -128,12 +142,24 @@ def test_devices_come_and_go_while_the_server_runs(fleet: Fleet) -> None:
     device = fleet.device("late")
     try:
         device.wait_for("late is connected")
+        shut_out = shutil.copy(fleet.keys / "registered" / "late.pub", fleet.folder)
         (fleet.keys / "registered" / "late.pub").unlink()
         fleet.server.wait_for("no longer admitted: late")
         device.wait_for("the connection has ended")  # it is told with its next question
         assert "late" not in fleet.status()
     finally:
         device.stop()
+    shutil.copy(shut_out, fleet.keys / "registered")
+    fleet.server.wait_for("registered/late.pub: this key was shut out")
+    (fleet.keys / "registered" / "late.pub").unlink()
+
+
+def test_a_device_that_was_never_seen_is_shut_out(fleet: Fleet) -> None:
+    make_keys(fleet.keys, [], ["unseen"])
+    fleet.server.wait_for("admitted: unseen")
+    (fleet.keys / "registered" / "unseen.pub").unlink()
+    fleet.server.wait_for("no longer admitted: unseen")
+    assert "unseen" not in fleet.status() and "trying again" not in fleet.server.text()
 
 
 def test_a_device_comes_back_after_the_server(fleet: Fleet) -> None:

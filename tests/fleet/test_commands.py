@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import importlib.util
+import signal
 import socket
+import stat
 from pathlib import Path
 
 import pytest
@@ -11,7 +13,7 @@ import pytest
 pytest.importorskip("flwr")
 from strata.cli import main
 from strata.fleet.keys import make_keys
-from tests.fleet.processes import free_port
+from tests.fleet.processes import PATIENCE, Command, free_port
 
 
 @pytest.fixture(scope="module")
@@ -76,6 +78,8 @@ def test_values(capsys: pytest.CaptureFixture[str], keys: Path) -> None:
     device = ("device", "--server", "localhost", "--keys", keys, "--name", "a")
     assert "a number of bytes" in refused(capsys, *device, "--budget", "much")
     assert "--part is written I/N" in refused(capsys, *device, "--part", "3")
+    assert "--part is written I/N" in refused(capsys, *device, "--part", "²/3")
+    assert "HOST:PORT" in refused(capsys, "device", "--server", "fleet..local:8477", *device[3:])
     assert "part 0 to 3 - 1" in refused(capsys, *device, "--part", "3/3")
     assert "give --part I/N too" in refused(capsys, *device, "--partition", "iid")
     assert "hold-out" in refused(capsys, *device, "--hold-out", "1")
@@ -83,6 +87,51 @@ def test_values(capsys: pytest.CaptureFixture[str], keys: Path) -> None:
     remote = ("run", "--keys", keys, "--server", "192.0.2.1", "--out", "runs/a")
     assert "its whole path there" in refused(capsys, *remote)
     assert "give --out DIR" in refused(capsys, *remote[:-2])
+
+
+def test_options_that_nothing_would_use(capsys: pytest.CaptureFixture[str], keys: Path, tmp_path: Path) -> None:
+    asked = ("run", "--keys", keys, "--server", f"localhost:{free_port()}", "--out", tmp_path / "run", "--method", "fd")
+    assert "--schedule is for the method slt, not for fd" in refused(capsys, *asked, "--schedule", "equal")
+    counting = (*asked, "--accounting", "paper")
+    assert "no server answers" in refused(capsys, *counting)  # of the devices' own budgets
+    assert "leave it out, or give a --budget" in refused(capsys, *counting, "--constraint", "0.5")
+    assert "the norm bound must be a number" in refused(capsys, *asked, "--norm-bound", "inf")
+    assert "home folder" in refused(capsys, *asked, "--data-dir", "~no-such-user")
+
+
+def test_folders_that_cannot_be(capsys: pytest.CaptureFixture[str], keys: Path, tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.touch()
+    device = ("device", "--server", "localhost", "--keys", keys, "--name", "a")
+    for folder in (file, file / "x", "/proc/x"):
+        assert f"cannot write to {folder} (" in refused(capsys, "keys", folder, "--devices", "1")
+        assert f"cannot write to {folder} (" in refused(capsys, *device, "--cache", folder)
+        there = ("--port", free_port(), "--data-dir", folder)
+        assert f"cannot write to {folder} (" in refused(capsys, "server", "--insecure", *there)
+
+
+def test_ctrl_c_before_the_run_has_begun(keys: Path, tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        server = f"127.0.0.1:{silent.getsockname()[1]}"
+        run = Command(tmp_path, "fleet", "run", "--keys", str(keys), "--server", server, "--out", str(tmp_path / "run"))
+        silent.settimeout(PATIENCE)
+        with silent.accept()[0]:  # it waits for an answer now
+            assert run.stop(signal.SIGINT) == 130, run.text()
+    assert run.text() == "strata fleet: stopped\n"
+
+
+def test_the_servers_records_are_its_owners(tmp_path: Path) -> None:
+    from strata.fleet.server import DATABASE, _state
+
+    said: list[str] = []
+    with _state(tmp_path / "new", said.append) as new:
+        assert stat.S_IMODE(new.stat().st_mode) == 0o700 and said == []
+    old = tmp_path / "old"
+    old.mkdir(mode=0o755)
+    (old / DATABASE).touch(0o644)
+    with _state(old, said.append):
+        assert stat.S_IMODE((old / DATABASE).stat().st_mode) == 0o600
+    assert len(said) == 1 and f"`chmod 700 {old}`" in said[0]
 
 
 def test_options_of_simulations(capsys: pytest.CaptureFixture[str]) -> None:

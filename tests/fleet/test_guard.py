@@ -7,29 +7,46 @@ from typing import Any
 
 import pytest
 
-from strata.fleet.guard import Guard
+from strata.fleet.guard import LARGEST, Guard
 
 HERE, OWN, THERE = ("127.0.0.1", 5), ("192.168.1.10", 5), ("192.168.1.66", 5)
 SERVER = ("192.168.1.10", 8477)
 RIGHT, WRONG = "Bearer sesame", "Bearer sesam"
 
 
-def status(path: str, client: tuple[str, int] | None, *authorization: str, token: str | None = "sesame") -> int:
+def ask(scope: dict[str, Any], token: str | None, *parts: bytes) -> tuple[int, bytes]:
+    """The status, and what the app got to read of a request that comes in these parts."""
     answers: list[dict[str, Any]] = []
+    left = [{"type": "http.request", "body": part, "more_body": True} for part in parts]
+    left.append({"type": "http.request", "body": b"", "more_body": False})
+    got = b""
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
+        nonlocal got
+        more = True
+        while more:
+            message = await receive()
+            got += message["body"]
+            more = message["more_body"]
         await send({"type": "http.response.start", "status": 200, "headers": []})
 
     async def send(message: Any) -> None:
         answers.append(message)
 
     async def receive() -> Any:
-        raise AssertionError("nothing is read of a request that is refused")
+        return left.pop(0)
 
+    everything = len(left)
+    asyncio.run(Guard(app, token)(scope, receive, send))
+    status = int(answers[0]["status"])
+    assert status != 401 or len(left) == everything, "nothing is read of a request that is refused"
+    return status, got
+
+
+def status(path: str, client: tuple[str, int] | None, *authorization: str, token: str | None = "sesame") -> int:
     headers = [(b"authorization", value.encode()) for value in authorization]
     scope = {"type": "http", "path": path, "client": client, "server": SERVER, "headers": headers}
-    asyncio.run(Guard(app, token)(scope, receive, send))
-    return int(answers[0]["status"])
+    return ask(scope, token)[0]
 
 
 @pytest.mark.parametrize("client", [HERE, OWN, THERE, None])
@@ -73,3 +90,22 @@ def test_websockets_are_dropped() -> None:
         raise AssertionError
 
     asyncio.run(Guard(app, None)({"type": "websocket", "path": "/v1/fleet/x"}, app, app))  # type: ignore[arg-type]
+
+
+def push(*parts: bytes, announced: int | None = None) -> tuple[int, bytes]:
+    headers = [] if announced is None else [(b"content-length", str(announced).encode())]
+    scope = {"type": "http", "path": "/v1/fleet/push-object", "client": THERE, "server": SERVER, "headers": headers}
+    return ask(scope, "sesame", *parts)
+
+
+def test_a_stranger_does_not_fill_the_memory() -> None:
+    mebibyte = bytes(1 << 20)
+    assert push(b"ab", b"", b"c") == push(b"ab", b"c", announced=3) == (200, b"abc")
+    assert push(*[mebibyte] * 16) == (200, bytes(LARGEST))
+    assert push(*[mebibyte] * 16, b"c") == (413, b"")
+    assert push(announced=LARGEST + 1) == (413, b"")
+
+
+def test_pieces_of_arrays_are_within_the_limit() -> None:
+    constant = pytest.importorskip("flwr.common.constant")
+    assert constant.FLWR_PRIVATE_MAX_ARRAY_CHUNK_SIZE < LARGEST / 2 and constant.FAB_MAX_SIZE < LARGEST

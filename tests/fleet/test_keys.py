@@ -16,6 +16,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.verification import PolicyBuilder, Store
 
 from strata.errors import BadInput
+from strata.fleet import keys as keys_module
 from strata.fleet.keys import device_keys, make_keys
 from tests.fleet.processes import strata
 
@@ -125,6 +126,44 @@ def test_renewing_keeps_the_authority(keys: Path) -> None:
     names = x509.load_pem_x509_certificate(renewed["server.pem"]).extensions
     dns = names.get_extension_for_class(x509.SubjectAlternativeName).value.get_values_for_type(x509.DNSName)
     assert dns == ["fleet.local", "localhost"]  # as before
+
+
+def test_killed_while_making_keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After any file: the folder is either whole, or plainly not a fleet's."""
+
+    class Killed(BaseException):
+        pass
+
+    write = keys_module._write
+    for files in range(4):
+        left = [None] * files
+
+        def dying(path: Path, content: bytes, mode: int, left: list[None] = left) -> None:
+            if not left:
+                raise Killed
+            left.pop()
+            write(path, content, mode)
+
+        folder = tmp_path / str(files)
+        with monkeypatch.context() as patch, pytest.raises(Killed):
+            patch.setattr(keys_module, "_write", dying)
+            make_keys(folder, [], ["a"])
+        if files == 0:
+            assert make_keys(folder, [], ["a"]).new_fleet
+        else:
+            before = contents(folder)
+            with pytest.raises(BadInput, match="or not all of them: choose a new folder"):
+                make_keys(folder, [], ["b"])
+            assert contents(folder) == before
+
+
+def test_devices_are_not_added_to_a_copy(keys: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "copy"
+    copy.mkdir()
+    (copy / "ca.pem").write_bytes((keys / "ca.pem").read_bytes())
+    with pytest.raises(BadInput, match="add devices to the key folder on the server"):
+        make_keys(copy, [], ["c"])
+    assert list(contents(copy)) == ["ca.pem"]
 
 
 def test_a_device_finds_its_keys(keys: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import signal
+import stat
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -106,6 +107,16 @@ def test_a_fleet_trains_to_the_bits_of_the_local_engine(fleet: Fleet, monkeypatc
     (listed,) = state.runs
     assert (listed.state, listed.method, listed.rounds, listed.out) == ("completed", "slt", 2, str(ours))
     assert listed.received_bytes > without_seconds(ours / "metrics.jsonl")[0]["upload_bytes"]
+
+
+def test_records_are_the_servers_own_and_run_folders_as_ever(fleet: Fleet) -> None:
+    def mode(name: str | Path) -> int:
+        return stat.S_IMODE((fleet.folder / name).stat().st_mode)
+
+    assert mode("state") == 0o700
+    assert {mode(path.relative_to(fleet.folder)) for path in (fleet.folder / "state").glob("fleet.sqlite*")} == {0o600}
+    for name in ("", "metrics.jsonl", "model.safetensors"):
+        assert mode(f"fleet-run/{name}") == mode(f"local-run/{name}")
 
 
 def test_one_device_was_behind_a_slow_lossy_link(fleet: Fleet) -> None:
