@@ -13,6 +13,7 @@ _UNITS = {
     "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12,
     "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40,
 }  # fmt: skip
+MOST_BYTES = 2**63 - 1  # no machine has more, and sizes are 64-bit numbers further on
 
 
 def parse_bytes(value: str | int) -> int:
@@ -26,6 +27,11 @@ def parse_bytes(value: str | int) -> int:
         size = float(match[1]) * _UNITS[match[2].lower()]
     if size < 1:
         raise BadInput(f"a budget must be at least one byte, not {value!r}")
+    if size > MOST_BYTES:
+        text = str(value)  # perhaps of hundreds of digits
+        raise BadInput(
+            f"a budget must be below 2^63 bytes (8 EiB), not {text if len(text) < 40 else text[:40] + '...'}"
+        )
     return math.floor(size)
 
 

@@ -29,6 +29,13 @@ def test_too_few_bytes(text: str | int) -> None:
         parse_bytes(text)
 
 
+@pytest.mark.parametrize("text", ["9" * 400, 10**400, "1" * 300, "9000000TiB", 2**63])
+def test_too_many_bytes(text: str | int) -> None:
+    with pytest.raises(BadInput, match="below 2\\^63 bytes") as refused:
+        parse_bytes(text)
+    assert len(str(refused.value)) < 120
+
+
 @pytest.mark.parametrize("value", [0, 2, -0.5, 1.0001, "nan", "half", "0"])
 def test_not_a_ratio(value: str | float) -> None:
     with pytest.raises(BadInput, match="above 0 and at most 1"):

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from strata.cli.arguments import show_bytes, split_list
-from strata.cli.run import add_run_arguments, given, ray_of
+from strata.cli.run import add_run_arguments, given, ray_of, timeout_of
 from strata.errors import BadInput
 
 if TYPE_CHECKING:
@@ -40,19 +40,21 @@ def add_parser(subparsers: Subparsers) -> None:
 
 def run(args: argparse.Namespace) -> int:
     methods = split_list(args.methods)
-    asked, ray = given(args), ray_of(args)
+    asked, ray, timeout = given(args), ray_of(args), timeout_of(args)
     from strata.engines import EngineFailed
     from strata.federation import RoundFailed
+    from strata.federation.choosing import refuse_unused
     from strata.federation.comparing import compare
     from strata.federation.request import Request
 
     if not methods:
         raise BadInput("give the methods to compare, such as slt,small,fd")
+    refuse_unused(asked, methods)
     out = Path(args.out)
     try:
         rows = compare(
             Request(**{**asked, "method": methods[0]}), methods, args.seeds, out, workers=args.workers,
-            checkpoint_every=args.checkpoint_every, progress=not args.quiet, ray=ray,
+            timeout=timeout, checkpoint_every=args.checkpoint_every, progress=not args.quiet, ray=ray,
         )  # fmt: skip
     except (RoundFailed, EngineFailed) as error:
         print(f"strata compare: {error}", file=sys.stderr)

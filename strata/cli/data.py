@@ -8,6 +8,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from strata.paths import expanded
+
 if TYPE_CHECKING:
     from strata.data.download import Progress
 
@@ -62,7 +64,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 def _place(given: str | None) -> Path:
     from strata.data import default_root
 
-    return Path(given).expanduser() if given else default_root()
+    return expanded(given) if given else default_root()
 
 
 def list_data(args: argparse.Namespace) -> None:

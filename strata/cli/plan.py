@@ -63,7 +63,7 @@ def add_schedule_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--rounds", default="500", metavar="N", help="rounds of training (default 500)")
     group.add_argument("--schedule", default="cumulative", choices=SCHEDULES, help="rounds per step")
     group.add_argument(
-        "--patience", default=str(DEFAULT_PATIENCE), metavar="N",
+        "--patience", metavar="N",
         help=f"early-stopping: rounds without better accuracy before the next step (default {DEFAULT_PATIENCE})",
     )  # fmt: skip
     group.add_argument(
@@ -121,6 +121,8 @@ def plan_settings(args: argparse.Namespace) -> dict[str, Any]:
     constraints, budgets = constraints_of(args), budgets_of(args)
     if bool(constraints) == bool(budgets):
         raise BadInput("give either --constraint, such as 0.25, or --budget, such as 24MiB")
+    if args.patience is not None and args.schedule != "early-stopping":
+        raise BadInput("--patience is for --schedule early-stopping: give that too, or leave it out")
     return {
         "batch_size": at_least_one(args.batch, "--batch"),
         "micro_batch": args.micro_batch,
@@ -129,7 +131,7 @@ def plan_settings(args: argparse.Namespace) -> dict[str, Any]:
         "rounds": at_least_one(args.rounds, "--rounds"),
         "accounting": args.accounting,
         "schedule": args.schedule,
-        "patience": at_least_one(args.patience, "--patience"),
+        "patience": DEFAULT_PATIENCE if args.patience is None else at_least_one(args.patience, "--patience"),
         "head_fraction": parse_ratio(args.head_fraction, "--head-fraction"),
     }
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -20,6 +21,7 @@ from strata.cli.arguments import (
     show_bytes,
 )
 from strata.errors import BadInput
+from strata.paths import expanded
 
 if TYPE_CHECKING:
     from strata.engines.ray import Ray
@@ -66,9 +68,7 @@ def add_run_arguments(parser: argparse.ArgumentParser) -> None:
     add_model_arguments(parser)
     add_budget_arguments(parser)
     add_schedule_arguments(parser)
-    parser.set_defaults(
-        model=None, input=None, batch=None, rounds=None, schedule=None, patience=None, head_fraction=None
-    )
+    parser.set_defaults(model=None, input=None, batch=None, rounds=None, schedule=None, head_fraction=None)
     data = parser.add_argument_group("data")
     data.add_argument("--data", metavar="NAME", help="see `strata data` (default digits)")
     data.add_argument("--data-dir", metavar="DIR", help="where the data is on disk")
@@ -155,7 +155,7 @@ def given(args: argparse.Namespace) -> dict[str, Any]:
     values["constraints"] = tuple(constraints_of(args)) or None
     values["budgets"] = tuple(budgets_of(args)) or None
     values["input"] = None if args.input is None else parse_shape(args.input)
-    values["data_dir"] = None if args.data_dir is None else str(Path(args.data_dir).expanduser().absolute())
+    values["data_dir"] = None if args.data_dir is None else str(expanded(args.data_dir).absolute())
     values["head_fraction"] = (
         None if args.head_fraction is None else parse_ratio(args.head_fraction, "the head fraction")
     )
@@ -177,19 +177,32 @@ def ray_of(args: argparse.Namespace) -> Ray | None:
     return None
 
 
+def timeout_of(args: argparse.Namespace) -> float | None:
+    """--task-timeout, which needs processes that can be given up."""
+    seconds: float | None = args.task_timeout
+    if seconds is not None and not 0 < seconds < math.inf:
+        raise BadInput(f"--task-timeout is a number of seconds above 0, not {seconds:g}")
+    if seconds is not None and args.engine == "local" and args.workers == 0:
+        raise BadInput("--task-timeout gives up worker processes, and --workers 0 has none: leave one of them out")
+    return seconds
+
+
 def run(args: argparse.Namespace) -> int:
     if (args.out is None) == (args.resume is None):
         raise BadInput("give either --out DIR for a new run or --resume DIR to continue one")
-    asked, ray = given(args), ray_of(args)
+    asked, ray, timeout = given(args), ray_of(args), timeout_of(args)
     from strata.engines import EngineFailed
     from strata.federation import RoundFailed
+    from strata.federation.choosing import refuse_unused
     from strata.federation.request import Request, launch
 
     folder = Path(args.resume or args.out)
     request = Request.of_folder(folder, asked) if args.resume else Request(**asked)
+    if not args.resume:
+        refuse_unused(asked, [request.method])
     try:
         result = launch(
-            request, folder, resume=args.resume is not None, workers=args.workers, timeout=args.task_timeout,
+            request, folder, resume=args.resume is not None, workers=args.workers, timeout=timeout,
             checkpoint_every=args.checkpoint_every, progress=not args.quiet, tensorboard=args.tensorboard,
             mlflow=args.mlflow, ray=ray,
         )  # fmt: skip

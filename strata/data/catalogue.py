@@ -8,7 +8,7 @@ from pathlib import Path
 
 from strata.data.cifar import find_cifar10, find_cifar100, load_cifar10, load_cifar100
 from strata.data.digits import load_digits
-from strata.data.download import Progress, fetch, unpack
+from strata.data.download import Progress, check_address, fetch, unpack
 from strata.data.files import default_root
 from strata.data.folders import find_tinyimagenet, load_folder, load_tinyimagenet
 from strata.data.idx import find_fashion, find_mnist, load_fashion, load_mnist
@@ -16,6 +16,7 @@ from strata.data.imagenet64 import find_imagenet64, load_imagenet64
 from strata.data.images import FederatedData
 from strata.data.leaf import find_femnist, load_femnist
 from strata.errors import BadInput
+from strata.paths import expanded
 
 
 @dataclass(frozen=True)
@@ -93,7 +94,7 @@ def entry_of(name: str) -> Entry:
 
 def load(name: str, root: str | Path | None = None) -> FederatedData:
     """A data set by name. `root` is the folder it is in (or its parent); `folder[:SIZE]` loads a tree of pictures."""
-    place = default_root() if root is None else Path(root).expanduser()
+    place = default_root() if root is None else expanded(root)
     try:
         if name == "folder" or name.startswith("folder:"):
             if root is None:
@@ -128,7 +129,9 @@ def get(
     `mirror`: the address of a folder that holds the same files; the checksums stay those of the original.
     """
     entry = entry_of(name)
-    place = default_root() if root is None else Path(root).expanduser()
+    if mirror is not None:
+        check_address(mirror)
+    place = default_root() if root is None else expanded(root)
     if name == "digits":
         return place
     if not entry.downloads:

@@ -6,6 +6,7 @@ import hashlib
 import http.client
 import os
 import shutil
+import ssl
 import stat
 import tarfile
 import tempfile
@@ -32,6 +33,25 @@ class _Broken(Exception):
 def digest(path: Path, algorithm: str) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, lambda: hashlib.new(algorithm, usedforsecurity=False)).hexdigest()
+
+
+def check_address(url: str) -> str:
+    """A mirror as users write it: something to put /FILE behind."""
+    try:
+        parts = urllib.parse.urlsplit(url)
+        right = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+        (parts.hostname or "").encode("idna")
+    except ValueError:  # a bracket without an IPv6 address, a port that is no number, a host that is no name
+        right = False
+    if not right or "@" in parts.netloc or parts.query or parts.fragment:
+        raise BadInput(
+            f"a mirror is the plain http or https address of a folder, such as https://example.org/data, not {url!r}"
+        )
+    if not url.isascii() or not url.isprintable() or " " in url:
+        raise BadInput(
+            f"spaces and letters beyond ASCII are written as %20 and the like in a mirror, not as in {url!r}"
+        )
+    return url
 
 
 def fetch(
@@ -164,7 +184,7 @@ def _receive(url: str, part: Path, timeout: float, progress: Progress) -> None:
         if isinstance(error.reason, ConnectionResetError):
             raise _Broken(str(error.reason)) from error
         raise BadInput(_offline(url, part, error.reason)) from error
-    except (http.client.HTTPException, ConnectionError, TimeoutError) as error:
+    except (http.client.HTTPException, ConnectionError, TimeoutError, ssl.SSLError) as error:
         raise _Broken(str(error) or type(error).__name__) from error
     if total is not None and have < total:
         raise _Broken(f"of {total}")

@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from strata.errors import BadInput
+from strata.paths import expanded
 
 Arrays = dict[str, np.ndarray]
 Allocate = Callable[[str, tuple[int, ...], type], np.ndarray]  # name, shape, dtype
@@ -21,8 +22,7 @@ Allocate = Callable[[str, tuple[int, ...], type], np.ndarray]  # name, shape, dt
 
 def default_root() -> Path:
     """Where data sets are kept unless a folder is named: $STRATA_DATA, else ~/.cache/strata/data."""
-    given = os.environ.get("STRATA_DATA")
-    return Path(given).expanduser() if given else Path.home() / ".cache" / "strata" / "data"
+    return expanded(os.environ.get("STRATA_DATA") or "~/.cache/strata/data")
 
 
 def first_existing(candidates: Iterable[Path]) -> Path | None:

@@ -23,6 +23,7 @@ from strata.experiments.results import finished
 from strata.federation.files import read_json, said_plainly
 from strata.federation.folder import differences
 from strata.federation.request import jsonable
+from strata.paths import expanded
 
 PATIENCE = 60.0  # seconds that stopped runs get to save themselves
 REFRESH = 0.5
@@ -56,7 +57,7 @@ def check_data(runs: Sequence[Run]) -> None:
     """What is missing is said before anything starts."""
     missing = {}
     for run in runs:
-        root = Path(run.request.data_dir).expanduser() if run.request.data_dir else default_root()
+        root = expanded(run.request.data_dir) if run.request.data_dir else default_root()
         if CATALOGUE[run.request.data].find(root) is None:
             missing[run.request.data] = root
     if missing:

@@ -37,8 +37,10 @@ class Fleet:
                 f"stragglers are given as SHARE:SLOWDOWN with a share from 0 to 1 and a slowdown of at least 1, such "
                 f"as 0.2:3, not {self.straggler_share:g}:{self.slowdown:g}"
             )
-        if self.deadline is not None and not self.deadline > 0:
-            raise BadInput(f"the deadline is in units of an ordinary device's time and above 0, not {self.deadline:g}")
+        if self.deadline is not None and not 0 < self.deadline < math.inf:
+            raise BadInput(
+                f"the deadline is a number of an ordinary device's times, above 0, such as 2, not {self.deadline:g}"
+            )
 
     def sample(
         self,

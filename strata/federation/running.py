@@ -19,6 +19,7 @@ from strata.engines.ray import Ray
 from strata.errors import BadInput
 from strata.federation import accounting, describing
 from strata.federation.choosing import method_named
+from strata.federation.fleet import parse_stragglers
 from strata.federation.folder import RunFolder
 from strata.federation.interrupts import Interrupts
 from strata.federation.options import DEFAULT_ROUNDS, Options
@@ -80,6 +81,8 @@ def run(
     elif constraint is not None or budget is not None:
         raise BadInput("the method already knows what devices can hold: give a constraint or budget with a name only")
     checked = Options(**_known(options), rounds=_rounds(method, rounds), devices=_devices(partition, devices))
+    if parse_stragglers(checked.stragglers)[0] and checked.deadline is None and not resume:
+        raise BadInput("stragglers matter only where they can come too late: give a deadline, such as 2, as well")
     if checkpoint_every < 1:
         raise BadInput(f"checkpoints are every 1 or more rounds, not every {checkpoint_every}")
     _check_fit(method, model, data)

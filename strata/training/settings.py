@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from strata.data.augmentation import augment
+from strata.data.augmentation import augment, check_augmentation
 from strata.data.images import normalise
 from strata.errors import BadInput
 
@@ -87,6 +87,8 @@ class LocalTraining:
             if not value >= 0 or value == float("inf"):
                 raise BadInput(f"{name} must be 0 or more, not {value!r}")
         check_device(self.device)
+        if self.transform is None:
+            check_augmentation(self.augmentation)
         if self.transform is not None and self.preparation is None:
             raise BadInput("a transform for training needs a preparation for evaluation beside it: give both")
         if self.momentum >= 1:

@@ -122,6 +122,8 @@ def test_infeasible(nets: Path, capsys: pytest.CaptureFixture[str]) -> None:
         (["--constraint", "0.5", "--model", "strata_cli_nets:make", "--input", "4x32x32"], "4x32x32|channels"),
         (["--constraint", "0.5", "--picture", "plan.bmp"], "--picture is a .png"),
         (["--constraint", "0.5", "--head-fraction", "0"], "--head-fraction must be above 0"),
+        (["--constraint", "0.5", "--patience", "5"], "--patience is for --schedule early-stopping"),
+        (["--constraint", "0.5", "--schedule", "early-stopping", "--patience", "0"], "--patience must be"),
     ],
 )
 def test_bad_input_is_one_sentence_and_exit_code_2(

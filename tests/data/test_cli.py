@@ -92,6 +92,20 @@ def test_what_cannot_be_downloaded_is_explained(root, capsys):
     assert code == 0 and "nothing to fetch" in out
 
 
+def test_a_mirror_or_a_folder_that_cannot_be(root, capsys, monkeypatch):
+    for arguments, words in (
+        (["get", "cifar10", "--mirror", "foo"], "a mirror is the plain http or https address"),
+        (["get", "cifar10", "--dir", "~no-such-user/data"], "~no-such-user/data begins with a home folder that is not"),
+        (["--dir", "~no-such-user"], "not known here: give the whole path"),
+        (["show", "--data", "cifar10", "--dir", "~no-such-user"], "not known here: give the whole path"),
+    ):
+        code, out, err = run(capsys, *arguments)
+        assert (code, out) == (2, "") and words in err and err.count("\n") == 1
+    assert not root.exists()
+    monkeypatch.setenv("STRATA_DATA", "~no-such-user")
+    assert "not known here" in run(capsys)[2]
+
+
 def test_show_prints_a_table_and_draws(root, tmp_path, capsys):
     picture = tmp_path / "holdings.png"
     code, out, _ = run(capsys, "show", "--partition", "dirichlet:0.1", "--devices", "20", "--picture", str(picture))

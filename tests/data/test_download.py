@@ -2,8 +2,10 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
+import http.client
 import io
 import socket
+import ssl
 import subprocess
 import sys
 import tarfile
@@ -13,7 +15,7 @@ import zipfile
 import numpy as np
 import pytest
 
-from strata.data.download import fetch, unpack
+from strata.data.download import check_address, fetch, unpack
 from strata.errors import BadInput
 from tests.data.server import Site, serving
 
@@ -36,6 +38,21 @@ def test_it_continues_when_the_server_breaks_off(tmp_path):
         fetch(f"{site.url}/a.bin", tmp_path / "a.bin", MD5)
     assert (tmp_path / "a.bin").read_bytes() == BODY
     assert [wanted for _, wanted in site.requests] == [None, "bytes=1000000-", "bytes=1500000-"]
+
+
+def test_it_continues_when_encryption_breaks_down(tmp_path, monkeypatch):
+    read1, calls = http.client.HTTPResponse.read1, []
+
+    def broken(response, size):
+        calls.append(size)
+        if len(calls) == 2:
+            raise ssl.SSLError("record layer failure")
+        return read1(response, size)
+
+    monkeypatch.setattr(http.client.HTTPResponse, "read1", broken)
+    with serving(Site({"a.bin": BODY})) as site:
+        fetch(f"{site.url}/a.bin", tmp_path / "a.bin", MD5)
+    assert (tmp_path / "a.bin").read_bytes() == BODY and len(site.requests) == 2
 
 
 def test_it_continues_in_a_later_call(tmp_path):
@@ -117,6 +134,20 @@ def test_offline_is_said_plainly(tmp_path):
     with pytest.raises(BadInput, match="offline"):
         fetch("http://no-such-host.invalid/a.bin", tmp_path / "a.bin", MD5)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_addresses_of_mirrors():
+    for right in ("http://localhost:8000", "https://example.org/data/", "http://[::1]:80/x"):
+        assert check_address(right) == right
+    for wrong in (
+        "foo", "", "ftp://[x", "ftp://example.org", "file:///etc", "http://", "http://:80", "http://a:port", "http://a..b",
+        "http://me:secret@example.org", "http://example.org/?file=", "https:example.org",
+    ):  # fmt: skip
+        with pytest.raises(BadInput, match="a mirror is the plain http or https address of a folder, such as"):
+            check_address(wrong)
+    for unwritten in ("http://example.org/my data", "http://example.org/datä", "http://example.org/a\x7f"):
+        with pytest.raises(BadInput, match="written as %20"):
+            check_address(unwritten)
 
 
 def test_without_a_published_checksum_the_first_download_counts(tmp_path):

@@ -2,14 +2,20 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from strata.cli import main
+from strata.engines import Engine
+from strata.federation import comparing
+from strata.federation.files import Lock
+from strata.federation.request import Request, launch
 from tests.federation.tiny import bits
 
 NETS = """
@@ -132,6 +138,13 @@ def test_bad_input_is_one_sentence_exit_code_2_and_nothing_overwritten(capsys: p
         ([*fd, "--out", "new", "--init", "no.safetensors"], "no file no.safetensors"),
         ([*fd, "--out", "new", "--init", "strata_run_nets.py"], "does not hold weights"),
         ([*fd, "--out", "new", "--deadline", "-1"], "deadline"),
+        ([*fd, "--out", "new", "--deadline", "inf"], "the deadline is a number"),
+        ([*fd, "--out", "new", "--norm-bound", "inf"], "the norm bound must be a number above 0"),
+        ([*fd, "--out", "new", "--devices", "0", "--dp-noise", "1", "--dp-clip", "1"], "at least 1 device, not 0"),
+        ([*fd, "--out", "new", "--augmentation", "mixup"], "there is no augmentation 'mixup'"),
+        ([*fd, "--out", "new", "--data-dir", "~no-such-user/data"], "begins with a home folder that is not known"),
+        ([*fd, "--out", "new", "--task-timeout", "nan", "--workers", "1"], "a number of seconds above 0"),
+        ([*fd, "--out", "new", "--task-timeout", "5"], "--workers 0 has none"),
         ([*fd, "--out", "new", "--mlflow"], "MLflow is not installed: pip install 'strata-fl[mlflow]'"),
     ):  # fmt: skip
         if "--mlflow" in arguments and __import__("importlib.util").util.find_spec("mlflow") is not None:
@@ -140,6 +153,49 @@ def test_bad_input_is_one_sentence_exit_code_2_and_nothing_overwritten(capsys: p
         assert code == 2 and says in err and err.count("\n") == 1 and out == "", (arguments, err)
         assert not Path("new").exists()
     assert before == {path: path.stat().st_mtime_ns for path in Path("used").rglob("*") if path.name != ".lock"}
+
+
+SLOW = ("--stragglers", "0.2:3")
+
+
+@pytest.mark.parametrize(
+    "methods, options, says",
+    [
+        ("fd", ("--schedule", "equal"), "--schedule is for the method slt, not for fd"),
+        ("small,fd", ("--schedule", "early-stopping", "--patience", "3"), "is for the method slt, not for small or fd"),
+        ("fd", ("--patience", "3"), "--patience is for the method slt, not for fd"),
+        ("fd", ("--head-fraction", "1"), "--head-fraction is for the method slt, not for fd"),
+        ("small,fjord", ("--variant", "shared"), "--variant is for the method fd, not for small or fjord"),
+        ("small", ("--pool", "3"), "--pool is for the method fd, not for small"),
+        ("small,fd", ("--accounting", "peak"), "small or fd has none here: leave it out, or give a --budget"),
+        ("slt", ("--patience", "3"), "--patience is for --schedule early-stopping"),
+        ("slt,fd", ("--patience", "3", "--schedule", "equal"), "--patience is for --schedule early-stopping"),
+        ("slt", ("--server-momentum", "0.5"), "--server-momentum is for --server-optimizer momentum or adam"),
+        ("slt", ("--server-momentum", "0.5", "--server-optimizer", "none"), "is for --server-optimizer momentum or"),
+        ("slt", SLOW, "--stragglers matter only where they can come too late: give a --deadline"),
+    ],
+)
+def test_an_option_that_nothing_would_use_is_refused(
+    methods: str, options: tuple[str, ...], says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = (*SMALL, "--constraint", "0.75", *options, "--out", "new")
+    commands = [("compare", "--methods", methods)] + ([] if "," in methods else [("run", "--method", methods)])
+    for command in commands:
+        code, out, err = strata(capsys, *command, *asked)
+        assert code == 2 and says in err and err.count("\n") == 1 and out == "" and not Path("new").exists()
+
+
+def test_what_a_folder_was_started_with_is_not_given_anew(capsys: pytest.CaptureFixture[str]) -> None:
+    request = Request(
+        model="strata_run_nets:make", devices=10, per_round=3, rounds=2, method="fd", constraints=(0.75,),
+        schedule="equal", patience=3, accounting="peak", stragglers="0.2:3", server_momentum=0.5,
+    )  # fmt: skip
+    launch(request, Path("old"), workers=0, progress=False)
+    before = bits(Path("old"))
+    for name in ("summary.json", "model.safetensors"):  # as if it had been killed at its end
+        Path("old", name).unlink()
+    code, _, err = strata(capsys, "run", "--resume", "old", "--workers", "0", "--quiet", "--schedule", "equal", *SLOW)
+    assert code == 0 and bits(Path("old")) == before, err
 
 
 def test_an_impossible_budget_is_exit_code_3(capsys: pytest.CaptureFixture[str]) -> None:
@@ -189,6 +245,55 @@ def test_compare_trains_tells_draws_and_finishes_what_is_unfinished(capsys: pyte
     assert code == 2 and "no method 'magic'" in err and not Path("x").exists()
 
 
+def test_compare_in_another_order_and_with_more_methods(capsys: pytest.CaptureFixture[str]) -> None:
+    common = [*SMALL, "--constraint", "0.75", "--out", "cmp"]
+    assert strata(capsys, "compare", "--methods", "slt,small", *common, "--schedule", "equal")[0] == 0
+    finished = bits(Path("cmp/slt/seed-0"))
+    pool = ["--variant", "pool", "--pool", "2"]
+    code, out, err = strata(
+        capsys, "compare", "--methods", "fd,small,slt", *common, "--schedule", "equal", *pool, "--json"
+    )
+    assert code == 0 and [row["method"] for row in json.loads(out)] == ["fd", "small", "slt"], err
+    assert bits(Path("cmp/slt/seed-0")) == finished
+    before = Path("cmp/compare.json").read_bytes()
+    code, _, err = strata(
+        capsys, "compare", "--methods", "slt,fd", *common, "--schedule", "equal", "--variant", "shared"
+    )
+    assert code == 2 and 'variant was "pool" and is now "shared"' in err and err.count("\n") == 1
+    lock = Lock(Path("cmp"))
+    code, _, err = strata(capsys, "compare", "--methods", "slt", *common, "--schedule", "equal")
+    lock.release()
+    assert code == 2 and "in use by another run" in err
+    assert Path("cmp/compare.json").read_bytes() == before
+
+
+def test_compare_leaves_nothing_of_what_it_refuses(capsys: pytest.CaptureFixture[str]) -> None:
+    common = ["compare", "--methods", "small", *SMALL, "--constraint", "0.75", "--out", "new"]
+    for options, says in (
+        (["--deadline", "inf"], "the deadline is a number"),
+        (["--per-round", "11"], "11 devices per round cannot be chosen from 10"),
+        (["--checkpoint-every", "0"], "every 1 or more rounds"),
+    ):
+        code, _, err = strata(capsys, *common, *options)
+        assert code == 2 and says in err and err.count("\n") == 1 and not Path("new").exists()
+
+
+@pytest.mark.parametrize("validation", ([], ["--validation", "0.1"]))
+def test_compare_gives_up_tasks_that_take_too_long(
+    validation: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_engine, limits = comparing.make_engine, []
+
+    def seen(*arguments: Any, timeout: float | None = None, **more: Any) -> Engine:
+        limits.append(timeout)
+        return make_engine(*arguments[:3], 0, **more)  # in this process: quicker
+
+    monkeypatch.setattr(comparing, "make_engine", seen)
+    asked = ["compare", "--methods", "small,fd", *SMALL, "--constraint", "0.75", "--workers", "1", "--out", "cmp"]
+    code, _, err = strata(capsys, *asked, "--task-timeout", "300", *validation)
+    assert code == 0 and limits == [300.0] * (2 if validation else 1), err
+
+
 def test_ctrl_c_with_workers_saves_says_how_to_go_on_and_shows_no_traceback() -> None:
     arguments = ["run", *SMALL[:-1], "--method", "fd", "--constraint", "0.75", "--rounds", "200", "--workers", "2"]
     process = subprocess.Popen(
@@ -206,3 +311,18 @@ def test_ctrl_c_with_workers_saves_says_how_to_go_on_and_shows_no_traceback() ->
     assert process.wait() == 130
     assert "continue with: strata run --resume run" in text and "Traceback" not in text
     process.stderr.close()
+
+
+def test_a_run_that_stopped_before_its_first_checkpoint_still_begins_with_its_init(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    small = [*SMALL, "--method", "fedavg"]
+    assert strata(capsys, "run", *small, "--out", "first")[0] == 0
+    with_init = ["run", *small, "--seed", "5", "--init", "first/model.safetensors"]
+    assert strata(capsys, *with_init, "--out", "whole")[0] == 0
+    assert strata(capsys, *with_init, "--out", "cut")[0] == 0
+    for name in ("checkpoint", "summary.json", "model.safetensors"):
+        path = Path("cut") / name
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+    assert strata(capsys, "run", "--resume", "cut", "--workers", "0")[0] == 0
+    assert bits(Path("cut")) == bits(Path("whole"))

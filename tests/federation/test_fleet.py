@@ -54,6 +54,9 @@ def test_bad_settings() -> None:
     for text in ("0.2", "a:b", "1:2:3"):
         with pytest.raises(BadInput, match="SHARE:SLOWDOWN"):
             parse_stragglers(text)
-    for wrong in ({"devices": 0}, {"dropout": 1.0}, {"straggler_share": 2.0}, {"slowdown": 0.5}, {"deadline": 0.0}):
+    for wrong in (
+        {"devices": 0}, {"dropout": 1.0}, {"straggler_share": 2.0}, {"slowdown": 0.5}, {"deadline": 0.0},
+        {"deadline": float("inf")}, {"deadline": float("nan")},
+    ):  # fmt: skip
         with pytest.raises(BadInput):
             Fleet(**{"seed": 0, "devices": 5, **wrong})

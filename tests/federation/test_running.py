@@ -121,8 +121,9 @@ def test_all_that_a_run_remembers_is_in_its_checkpoint(
         from strata.planning import plan
 
         made = plan(
-            tiny.graph(), batch_size=8, constraint=0.65, schedule="early-stopping", patience=1, accounting="paper"
-        )
+            tiny.graph(), batch_size=8, constraint=0.65, schedule="early-stopping", patience=1, accounting="paper",
+            rounds=tiny.ROUNDS,
+        )  # fmt: skip
         options = {"method": create("slt", tiny.graph(), plan=made), "validation": 0.2}
     tiny_run(tmp_path / "whole", **options)
     with monkeypatch.context() as patch, pytest.raises(Stop):
@@ -190,6 +191,10 @@ def test_bad_input_is_one_sentence_and_leaves_no_folder(tmp_path: Path) -> None:
         ({"rounds": 0}, "at least 1 round"),
         ({"bn": "running"}, "bn is one of"),
         ({"stragglers": "half"}, "SHARE:SLOWDOWN"),
+        ({"stragglers": "0.2:3"}, "give a deadline"),
+        ({"deadline": float("inf")}, "the deadline is a number"),
+        ({"norm_bound": float("inf")}, "the norm bound must be a number above 0"),
+        ({"devices": 0, "dp_noise": 1.0, "dp_clip": 1.0}, "at least 1 device, not 0"),
         ({"quorums": 3}, "no option quorums"),
         ({"workers": -1}, "workers are 0"),
         ({"checkpoint_every": 0}, "every 1 or more"),
