@@ -33,6 +33,7 @@ def add_parser(subparsers: Subparsers) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from strata.report import tables, write_report
+    from strata.report.reading import clean
 
     made = write_report(args.runs, args.out, title=args.title, with_figures=not args.no_figures)
     table = tables.summary(made)
@@ -44,6 +45,7 @@ def run(args: argparse.Namespace) -> int:
     for problem in made["problems"]:
         print(problem)
     runs = sum(len(group["runs"]) for group in made["groups"])
-    print(f"{page}: {runs} run{'s' if runs > 1 else ''}, tables in {page.parent / 'tables'}"
-          + ("" if args.no_figures else f", figures in {page.parent / 'figures'}"))  # fmt: skip
+    said = (f"{page}: {runs} run{'s' if runs > 1 else ''}, tables in {page.parent / 'tables'}"
+            + ("" if args.no_figures else f", figures in {page.parent / 'figures'}"))  # fmt: skip
+    print(clean(said))  # a folder's name need not be UTF-8
     return 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 import threading
 from typing import TYPE_CHECKING
 
@@ -28,13 +29,14 @@ def add_parser(subparsers: Subparsers) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    if not str(args.port).isdigit():
+    if not re.fullmatch("[0-9]{1,5}", args.port):  # isdigit() would take ² for one
         raise BadInput(f"a port is a number from 1 to 65535, not {args.port}")
+    from strata.report.reading import clean
     from strata.report.watching import serving
 
     try:
         with serving(args.run, int(args.port)) as server:
-            print(f"watching {args.run} on {server.address} (Ctrl-C ends it)", flush=True)
+            print(f"watching {clean(args.run)} on {server.address} (Ctrl-C ends it)", flush=True)
             if args.open:
                 import webbrowser
 

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import math
-import statistics
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from strata import __version__, colours
-from strata.report.grouping import COSTS, Group, budget_text, drops, group_runs, spread
+from strata.report.grouping import COSTS, Group, budget_text, drops, group_runs
 from strata.report.parts import parts_of
-from strata.report.reading import Run, listed, mapping, number, numbers, whole
+from strata.report.reading import Run, clean, listed, mapping, number, numbers, whole
 from strata.report.rebuilding import Missing, Workshop
 
 MOST_REASONS = 12
@@ -25,12 +24,12 @@ def contents(runs: Sequence[Run], workshop: Workshop | None, title: str = "Strat
     chosen = _colours(groups)
     shown = [_group(group, colour, workshop) for group, colour in zip(groups, chosen, strict=True)]
     value = {
-        "title": title, "made": time.strftime("%Y-%m-%d %H:%M"), "strata": __version__,
+        "title": clean(title), "made": time.strftime("%Y-%m-%d %H:%M"), "strata": __version__,
         "lead": _lead(runs), "groups": shown, "data": _data(groups, workshop), "settings": _settings(groups),
         "problems": [f"{run.name}: {problem}" for run in runs for problem in run.problems],
     }  # fmt: skip
-    clean: dict[str, Any] = finite(value)
-    return clean
+    made: dict[str, Any] = finite(value)
+    return made
 
 
 def finite(value: Any) -> Any:
@@ -73,14 +72,14 @@ def _lead(runs: Sequence[Run]) -> list[str]:
 
 
 def _group(group: Group, colour: str, workshop: Workshop | None) -> dict[str, Any]:
-    curve, accuracies = group.curve(), group.accuracies
+    curve, standing = group.curve(), group.standing()
     return {
         "label": group.label, "method": group.method, "colour": colour, "status": group.status,
         "done": group.done, "rounds": group.rounds, "seeds": [run.seed for run in group.runs],
-        "accuracy": statistics.fmean(accuracies) if accuracies else None, "accuracy_std": spread(accuracies),
-        "best": group.best, **{key: group.total(key) for key in COSTS}, "peak_bytes": group.peak_bytes,
+        "basis": standing.basis, "counted": list(standing.seeds), "at": standing.round, "accuracy": standing.accuracy,
+        "accuracy_std": standing.std, "best": standing.best, **standing.costs, "peak_bytes": group.peak_bytes,
         "dropped": group.dropped, "privacy": group.privacy, "budget": budget_text(group.runs[0]),
-        "bn": group.runs[0].settings.get("bn"),
+        "bn": str(group.runs[0].settings.get("bn") or ""),
         "curve": {"rounds": curve.rounds, "mean": curve.mean, "std": curve.std, "runs": curve.runs, **curve.costs},
         "runs": [_run(run) for run in group.runs], "memory": _memory(group, workshop),
         "per_class": group.per_class(), "failures": _failures(group), "parts": _parts(group.runs[0], workshop),

@@ -204,7 +204,8 @@ def channels(group: Mapping[str, Any]) -> Figure:
         for low, high in layer["kept"]:
             axes.bar(frame["round"], (high - low) * width, bottom=low * width, width=end - frame["round"], align="edge",
                      color=TRAINED if layer["share"] > 0.999 else HEAD, edgecolor=PAPER, linewidth=0.2)  # fmt: skip
-    axes.set(xlabel="round", ylabel=f"channel of {parts['layers'][at]['name']}", title=group["label"],
+    drawn = f" ({len(parts['frames'])} of {parts['rounds']} are drawn)" if parts["thinned"] else ""
+    axes.set(xlabel=f"round{drawn}", ylabel=f"channel of {parts['layers'][at]['name']}", title=group["label"],
              xlim=(0, parts["rounds"]), ylim=(0, width), facecolor=EMPTY)  # fmt: skip
     axes.title.set_fontsize(8)
     axes.grid(False)

@@ -6,7 +6,7 @@ import json
 import statistics
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Any
 
@@ -28,14 +28,23 @@ class Curve:
 
 
 @dataclass(frozen=True)
+class Standing:
+    """What a group has reached and spent, of runs that can be compared: those at the same round, or finished."""
+
+    basis: str  # "all runs", "finished runs" of several, or the "last common round" of runs that are under way
+    seeds: tuple[int, ...]  # of the runs that are counted
+    round: int  # from 1: after so many rounds
+    accuracy: float | None
+    std: float | None
+    best: float | None  # the highest mean accuracy on the way
+    costs: Mapping[str, float | None]
+
+
+@dataclass(frozen=True)
 class Group:
     label: str
     method: str
     runs: tuple[Run, ...]
-
-    @property
-    def accuracies(self) -> list[float]:
-        return [run.accuracy for run in self.runs if run.accuracy is not None]
 
     @property
     def status(self) -> str:
@@ -51,10 +60,17 @@ class Group:
     def rounds(self) -> int:
         return max(run.rounds for run in self.runs)
 
-    def total(self, key: str) -> float | None:
-        """Spent so far, the mean over runs."""
-        sums = [sum(value for value in numbers(run.records, key) if value is not None) for run in self.runs]
-        return statistics.fmean(sums) if any(run.records for run in self.runs) else None
+    def standing(self) -> Standing:
+        """A mean over seeds at different rounds would say nothing: finished ones count, or the rounds all have had."""
+        finished = tuple(run for run in self.runs if run.summary is not None)
+        if len({_rounds_done(run) for run in self.runs}) == 1 or len(finished) == len(self.runs):
+            return _at_the_end("all runs", self.runs)
+        if finished:
+            return _at_the_end("finished runs", finished)
+        evaluated = [run for run in self.runs if _points(run)] or self.runs
+        rounds = self.curve().rounds
+        last = rounds[-1] if rounds else min(map(_rounds_done, evaluated))
+        return _at_the_end("last common round", [_until(run, last) for run in evaluated])
 
     @property
     def peak_bytes(self) -> float | None:
@@ -72,22 +88,8 @@ class Group:
     def dropped(self) -> int:
         return sum(len(drops(record)) for run in self.runs for record in run.records)
 
-    @property
-    def best(self) -> float | None:
-        """The highest mean accuracy on the way."""
-        return max(self.curve().mean, default=None)
-
     def curve(self) -> Curve:
-        points = [dict(_points(run)) for run in self.runs]
-        points = [one for one in points if one]
-        rounds = sorted(set.intersection(*map(set, points))) if points else []
-        columns = [[one[round][0] for one in points] for round in rounds]
-        costs = {
-            key: tuple(statistics.fmean(one[round][1][key] for one in points) for round in rounds) for key in COSTS
-        }
-        return Curve(
-            tuple(rounds), tuple(map(statistics.fmean, columns)), tuple(map(spread, columns)), costs, len(points)
-        )  # fmt: skip
+        return _curve(self.runs)
 
     def per_class(self) -> list[float | None]:
         """Mean over the finished runs."""
@@ -97,6 +99,42 @@ class Group:
             return []
         columns = [[value for row in rows if (value := number(row[c])) is not None] for c in range(len(rows[0]))]
         return [statistics.fmean(column) if column else None for column in columns]
+
+
+def _curve(runs: Sequence[Run]) -> Curve:
+    points = [dict(_points(run)) for run in runs]
+    points = [one for one in points if one]
+    rounds = sorted(set.intersection(*map(set, points))) if points else []
+    columns = [[one[round][0] for one in points] for round in rounds]
+    costs = {key: tuple(statistics.fmean(one[round][1][key] for one in points) for round in rounds) for key in COSTS}
+    return Curve(
+        tuple(rounds), tuple(map(statistics.fmean, columns)), tuple(map(spread, columns)), costs, len(points)
+    )  # fmt: skip
+
+
+def _at_the_end(basis: str, runs: Sequence[Run]) -> Standing:
+    """Of each run its final or newest accuracy."""
+    found = [run.accuracy for run in runs if run.accuracy is not None]
+    round = min(map(_rounds_done, runs))  # finished runs may have stopped early, each in its own round
+    return Standing(
+        basis, tuple(run.seed for run in runs), round, statistics.fmean(found) if found else None, spread(found),
+        max(_curve(runs).mean, default=None), {key: _spent(runs, key) for key in COSTS},
+    )  # fmt: skip
+
+
+def _rounds_done(run: Run) -> int:
+    return int(run.records[-1]["round"]) + 1 if run.records else 0
+
+
+def _until(run: Run, rounds: int) -> Run:
+    """The run as it was after so many rounds."""
+    return replace(run, records=tuple(record for record in run.records if int(record["round"]) < rounds))
+
+
+def _spent(runs: Sequence[Run], key: str) -> float | None:
+    """The mean over runs."""
+    sums = [sum(value for value in numbers(run.records, key) if value is not None) for run in runs]
+    return statistics.fmean(sums) if any(run.records for run in runs) else None
 
 
 def spread(values: Sequence[float]) -> float | None:
@@ -189,7 +227,7 @@ def budget_text(run: Run) -> str:
     request, method = run.request, mapping(run.settings.get("method"))
     ratios = request.get("constraints") or method.get("constraints")
     if isinstance(ratios, list) and ratios:
-        return "/".join(f"{value:g}" if isinstance(value, (int, float)) else str(value) for value in ratios)
+        return "/".join(f"{ratio:g}" if (ratio := number(value)) is not None else str(value) for value in ratios)
     sizes = request.get("budgets") or [mapping(run.plan).get("budget_bytes")]
     known = [number(size) for size in sizes] if isinstance(sizes, list) else []
     return "/".join(show_bytes(int(size)) for size in known if size is not None)

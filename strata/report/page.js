@@ -21,7 +21,8 @@
     return node;
   };
   const plain = (text) => String(text).replace(/[&<>]/g, (c) => ({ "&": "&amp;", "<": "&lt;", ">": "&gt;" })[c]);
-  const short = (text, most = 26) => (text.length > most ? text.slice(0, most - 1) + "…" : text);
+  // labels mostly begin alike and differ towards the end: the middle goes, and a little more of the end stays
+  const short = (text, most) => { const front = Math.floor(0.4 * (most - 1)); return text.length > most ? text.slice(0, front) + "…" + text.slice(front + 1 - most) : text; };
   const colour = (name) => getComputedStyle(root).getPropertyValue("--" + name).trim();
   const percent = (value, digits = 1) => (value == null ? "–" : (100 * value).toFixed(digits));
   const scaled = (value, base, units) => {
@@ -64,6 +65,11 @@
   const CONFIG = {
     responsive: true, displaylogo: false, displayModeBar: "hover", toImageButtonOptions: { format: "svg", filename: "strata" },
     modeBarButtonsToRemove: ["select2d", "lasso2d", "zoomIn2d", "zoomOut2d", "autoScale2d"],
+  };
+  // texts at 0, 1, 2, ... of an axis: numbers, not texts, tell bars and cells apart, as short texts may be the same
+  const named = (texts, longest, most = texts.length) => {
+    const every = Math.ceil(texts.length / most), at = texts.map((_, i) => i).filter((i) => i % every === 0);
+    return { tickmode: "array", tickvals: at, ticktext: at.map((i) => plain(short(texts[i], longest))), range: [-0.5, texts.length - 0.5], showgrid: false, autotickangles: [0, -40, -90], ticklabeloverflow: "allow" };
   };
   const legend = (more = {}) => ({ showlegend: true, legend: { orientation: "h", y: -0.22, x: 0, font: { size: 11.5, color: colour("soft") }, ...more } });
   // a chart is a place and a function that says what to draw; it is drawn again when data or theme change
@@ -170,10 +176,10 @@
     if (all) {
       // per method its hungriest step
       const top = (one, key) => Math.max(0, ...one.memory.steps.map((step) => step[key] || 0)) / by || null;
-      const labels = groups.map((one) => plain(short(one.label, 22)));
-      traces.push({ type: "bar", name: "accounted, largest step", x: labels, y: groups.map((one) => top(one, "memory_bytes")), marker: { color: groups.map((one) => tint(one.colour, 0.75)) }, width: 0.5,
-        customdata: groups.map((one) => plain(one.memory.accounting || "?")), hovertemplate: `%{customdata} accounting: %{y:.4~g} ${name}<extra></extra>` });
-      traces.push({ ...measured, x: labels, y: groups.map((one) => top(one, "measured")), hovertemplate: `measured: %{y:.4~g} ${name}<extra></extra>` });
+      const x = groups.map((_, i) => i), customdata = groups.map((one) => [plain(short(one.label, 60)), plain(one.memory.accounting || "?")]);
+      traces.push({ type: "bar", name: "accounted, largest step", x, y: groups.map((one) => top(one, "memory_bytes")), marker: { color: groups.map((one) => tint(one.colour, 0.75)) }, width: 0.5,
+        customdata, hovertemplate: `<b>%{customdata[0]}</b><br>%{customdata[1]} accounting: %{y:.4~g} ${name}<extra></extra>` });
+      traces.push({ ...measured, x, y: groups.map((one) => top(one, "measured")), customdata, hovertemplate: `<b>%{customdata[0]}</b><br>measured: %{y:.4~g} ${name}<extra></extra>` });
     } else {
       const steps = group.memory.steps, x = steps.map((step) => step.step);
       for (const [key, text, fill] of PARTS) {
@@ -185,7 +191,7 @@
       shapes.push({ type: "line", xref: "paper", x0: 0, x1: 1, y0: size / by, y1: size / by, line: { color: colour("trained"), width: 2, dash: "dash" } });
       notes.push({ xref: "paper", x: 1, y: size / by, text: "budget " + bytes(size), showarrow: false, xanchor: "right", yanchor: "bottom", font: { color: colour("trained"), size: 12 } });
     }
-    return [traces, layout(360, { barmode: "stack", shapes, annotations: notes, xaxis: axis(all ? "" : "step", all ? { type: "category" } : { dtick: group.memory.steps.length > 20 ? 5 : group.memory.steps.length > 1 ? 2 : 1 }),
+    return [traces, layout(360, { barmode: "stack", shapes, annotations: notes, xaxis: axis(all ? "" : "step", all ? named(groups.map((one) => one.label), 22) : { dtick: group.memory.steps.length > 20 ? 5 : group.memory.steps.length > 1 ? 2 : 1 }),
       yaxis: axis(name, { rangemode: "tozero", range: [0, (most / by) * 1.12] }), ...(all ? {} : legend()) })];
   }
 
@@ -195,21 +201,22 @@
   function classChart() {
     const groups = visible().filter((group) => group.per_class.length), names = classNames(groups), few = names.length <= (phone() ? 12 : 24);
     const z = groups.map((group) => group.per_class.map((value) => (value == null ? null : 100 * value)));
-    const trace = { type: "heatmap", x: names.map(plain), y: groups.map((group) => plain(short(group.label, phone() ? 10 : 26))), z, zmin: 0, zmax: 100, colorscale: ramp(), xgap: 2, ygap: 2,
-      hovertemplate: "<b>%{y}</b>, class %{x}: %{z:.1f} %<extra></extra>", showscale: !few, colorbar: bar("%") };
+    const labels = groups.map((group) => group.label), customdata = labels.map((label) => names.map((name) => [plain(short(label, 60)), plain(name)]));
+    const trace = { type: "heatmap", x: names.map((_, c) => c), y: labels.map((_, i) => i), z, zmin: 0, zmax: 100, colorscale: ramp(), xgap: 2, ygap: 2,
+      customdata, hovertemplate: "<b>%{customdata[0]}</b>, class %{customdata[1]}: %{z:.1f} %<extra></extra>", showscale: !few, colorbar: bar("%") };
     if (few) Object.assign(trace, { texttemplate: "%{z:.0f}", textfont: { size: phone() ? 11 : 13, ...(dark() ? { color: "#ffffff" } : {}) } });
-    return [[trace], layout(90 + 46 * groups.length, { xaxis: axis("class", { type: "category", showgrid: false, tickangle: names.some((n) => n.length > 3) ? -40 : 0 }), yaxis: axis("", { type: "category", autorange: "reversed", showgrid: false }) })];
+    return [[trace], layout(90 + 46 * groups.length, { xaxis: axis("class", { ...named(names, 14, phone() ? 12 : 40), tickangle: names.some((n) => n.length > 3) ? -40 : 0 }), yaxis: axis("", { ...named(labels, phone() ? 12 : 26), range: [labels.length - 0.5, -0.5] }) })];
   }
   const classNames = (groups) => {
     const count = Math.max(0, ...groups.map((group) => group.per_class.length));
     const known = data.data.find((one) => one.classes && one.all_classes === count && one.classes.length === count);
-    return known ? known.classes.map((name) => short(name, 14)) : Array.from({ length: count }, (_, i) => String(i));
+    return known ? known.classes : Array.from({ length: count }, (_, i) => String(i));
   };
   function dataChart(one) {
     const z = one.classes.map((_, c) => one.counts.map((row) => row[c]));
-    const trace = { type: "heatmap", z, x: one.counts.map((_, d) => d), y: one.classes.map((name) => plain(short(name, 14))), colorscale: ramp(), xgap: one.counts.length > 60 ? 0.5 : 1.5, ygap: one.classes.length > 40 ? 0 : 1.5,
-      hovertemplate: "device %{x} holds %{z} of class %{y}<extra></extra>", colorbar: bar("samples") };
-    return [[trace], layout(Math.min(560, 130 + 20 * one.classes.length), { xaxis: axis("device", { showgrid: false, nticks: 12 }), yaxis: axis("class", { type: "category", showgrid: false, autorange: true, nticks: 24 }) })];
+    const trace = { type: "heatmap", z, x: one.counts.map((_, d) => d), y: one.classes.map((_, c) => c), customdata: one.classes.map((name) => one.counts.map(() => plain(name))), colorscale: ramp(), xgap: one.counts.length > 60 ? 0.5 : 1.5, ygap: one.classes.length > 40 ? 0 : 1.5,
+      hovertemplate: "device %{x} holds %{z} of class %{customdata}<extra></extra>", colorbar: bar("samples") };
+    return [[trace], layout(Math.min(560, 130 + 20 * one.classes.length), { xaxis: axis("device", { showgrid: false, nticks: 12 }), yaxis: axis("class", named(one.classes, 14, 24)) })];
   }
   function failureChart() {
     const traces = visible().map((group) => {
@@ -226,6 +233,7 @@
   const nets = [];
   function drawNet({ canvas, text, group }) {
     const parts = group.parts, total = longest(), own = parts.rounds, round = Math.min(state.round, own - 1), frame = frameAt(parts, round);
+    const drawn = parts.thinned ? frame.round : round; // where not every round is drawn, the words are those of the picture
     const layers = parts.layers, rows = layers.length, ratio = window.devicePixelRatio || 1, width = canvas.clientWidth;
     const rowHeight = Math.max(3, Math.min(15, Math.floor(300 / rows))), height = Math.max(60, rows * rowHeight) + 22, unitHeight = (height - 22) / rows;
     canvas.style.height = height + "px";
@@ -281,10 +289,10 @@
     pen.textBaseline = "alphabetic"; pen.textAlign = "left"; pen.fillText("1", mapLeft, height - 3);
     pen.textAlign = "right"; pen.fillText("round " + total, mapLeft + mapWidth, height - 3);
     if (watched != null) { pen.textAlign = "center"; pen.fillText(mapWidth > 230 ? `channels of layer ${watched + 1}` : `layer ${watched + 1}`, mapLeft + mapWidth / 2 - 12, height - 3); }
-    pen.textAlign = "left"; pen.fillText(layers.some((layer) => layer.width) ? "channels in round " + (round + 1) : "width in round " + (round + 1), netLeft, height - 3);
+    pen.textAlign = "left"; pen.fillText(layers.some((layer) => layer.width) ? "channels in round " + (drawn + 1) : "width in round " + (drawn + 1), netLeft, height - 3);
     // and a sentence
-    const said = [`Round ${round + 1}`];
-    const stepNow = group.runs[0].step[round];
+    const said = [`Round ${drawn + 1}`];
+    const stepNow = group.runs[0].step[drawn];
     if (group.memory.steps.length > 1 && stepNow != null) said[0] += `, step ${stepNow}`;
     if (frame.trained != null && parts.parameters) said.push(`${percent(frame.trained / parts.parameters, frame.trained / parts.parameters < 0.1 ? 1 : 0)} % of ${parts.parameters.toLocaleString("en")} parameters train` + (frame.frozen ? `, ${percent(frame.frozen / parts.parameters, 1)} % are frozen` : ""));
     if (frame.device != null && parts.frames.length > 1 && group.method !== "slt") said.push(`device ${frame.device}`);
@@ -337,6 +345,13 @@
   }
 
   // --- the page -------------------------------------------------------------------------------------------------
+  // whose mean a card shows: seeds at different rounds are not averaged
+  const counted = (group) => {
+    const some = group.counted.length, all = group.seeds.length, one = `seed ${group.counted[0]}`;
+    if (group.basis === "finished runs") return some > 1 ? `mean of the ${some} of ${all} seeds that are finished` : `${one}, which alone of ${all} seeds is finished`;
+    if (some < all) return `${some > 1 ? `mean of ${some} seeds` : one}: ${all - some} of ${all} have not been evaluated yet`;
+    return (some > 1 ? `mean of ${some} seeds` : one) + (group.basis === "last common round" && group.accuracy != null ? ", the last round in which all were evaluated" : "");
+  };
   function cards() {
     const box = el("div", { class: "cards" });
     for (const group of data.groups) {
@@ -346,12 +361,11 @@
       const list = el("dl");
       for (const [name, value] of facts) list.append(el("dt", { text: name }), el("dd", { text: value }));
       const fill = el("i"); fill.style.width = (group.rounds ? Math.min(100, (100 * group.done) / group.rounds) : 0) + "%";
-      const seeds = group.seeds.length > 1 ? `mean of ${group.seeds.length} seeds` : `seed ${group.seeds[0]}`;
       const big = el("div", { class: "big", text: percent(group.accuracy) });
       big.append(el("small", { text: group.accuracy == null ? " not evaluated yet" : (group.accuracy_std == null ? "" : ` ± ${percent(group.accuracy_std)}`) + " %" }));
       box.append(el("article", { class: "card", colour: group.colour },
         el("div", { class: "name" }, el("span", { text: group.label }), el("span", { class: "tag " + group.status, text: group.status })), big,
-        el("div", { class: "under", text: `test accuracy after ${group.done} of ${group.rounds} rounds, ${seeds}` }), el("div", { class: "bar" }, fill), list));
+        el("div", { class: "under", text: `test accuracy after ${group.at} of ${group.rounds} rounds, ${counted(group)}` }), el("div", { class: "bar" }, fill), list));
     }
     return box;
   }

@@ -28,9 +28,16 @@ def parts_of(run: Run, workshop: Workshop) -> dict[str, Any]:
         made = _exact(run, workshop.graph(run))
         if run.plan.get("levels"):
             made["note"] = "Drawn for the weakest devices; stronger ones freeze fewer layers."
+        if made["thinned"]:
+            made["note"] = f"Of {len(run.records)} rounds {FRAMES} are drawn."
         return made
     except Missing as error:
         return {**_outline(run), "note": f"Drawn from the plan alone: {error}."}
+
+
+def _thinned(run: Run) -> bool:
+    """Whether a picture stands for one round among others that were different."""
+    return run.method != "slt" and run.method not in STEADY and len(run.records) > FRAMES
 
 
 def _frames(run: Run) -> list[tuple[int, int, int | None]]:
@@ -40,7 +47,7 @@ def _frames(run: Run) -> list[tuple[int, int, int | None]]:
         return [next(same) for _, same in groupby(rounds, key=lambda one: one[1])]
     if run.method in STEADY:
         return rounds[:1]
-    if len(rounds) <= FRAMES:
+    if not _thinned(run):
         return rounds
     return [rounds[round(i * (len(rounds) - 1) / (FRAMES - 1))] for i in range(FRAMES)]
 
@@ -66,7 +73,7 @@ def _exact(run: Run, graph: ChannelGraph) -> dict[str, Any]:
     ]  # fmt: skip
     return {
         "layers": named, "frames": frames, "parameters": total, "exact": True, "rounds": len(run.records),
-        "watched": None if run.method == "slt" else _watched(graph, layers),
+        "watched": None if run.method == "slt" else _watched(graph, layers), "thinned": _thinned(run),
     }  # fmt: skip
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -12,9 +11,10 @@ from typing import Any
 
 from strata.errors import BadInput
 
-DEEPEST = 4  # levels below a given folder in which runs are looked for; strata compare puts them two down
+DEEPEST = 8  # levels below a given folder in which runs are looked for; strata experiment puts them eight below --out
 METHOD_ORDER = ("slt", "fedavg", "small", "fd", "fedrolex", "heterofl", "fjord")  # without waiting for torch
 LARGEST = 256 << 20  # bytes of a file that is read
+LARGEST_NUMBER = 1e100  # nothing a run counts comes near; sums and squares of such numbers are still finite
 
 
 @dataclass(frozen=True)
@@ -69,12 +69,17 @@ def find_runs(places: Iterable[str | Path]) -> list[Run]:
     places = list(places)
     several = len(places) > 1  # then the order is the user's
     for place in map(Path, places):
-        if not place.is_dir():
+        try:
+            there = place.is_dir()
+        except OSError as error:  # a name that is too long, or a folder above it that may not be entered
+            raise _unreadable(place, error) from error
+        if not there:
             raise BadInput(f"there is no folder {place}: give run folders, such as runs/a, or one that holds them")
         here = list(_folders(place))
         if not here:
             raise BadInput(
-                f"{place} is not a run and holds none: a run folder has a config.json that `strata run` wrote"
+                f"{place} is not a run and holds none down to {DEEPEST} levels below it: a run folder has a "
+                "config.json that `strata run` wrote"
             )
         for folder in here:
             found.setdefault(folder.resolve(), len(found))
@@ -88,7 +93,11 @@ def _rank(run: Run) -> tuple[int, int]:
 
 
 def _folders(place: Path) -> Iterator[Path]:
-    for folder, below, files in os.walk(place):  # links are not followed: no loops
+    def refused(error: OSError) -> None:
+        if error.filename == str(place):  # what is asked for must be readable; what lies below is passed over
+            raise _unreadable(place, error) from error
+
+    for folder, below, files in os.walk(place, onerror=refused):  # links are not followed: no loops
         path = Path(folder)
         if "config.json" in files and _is_run(path):
             yield path
@@ -110,10 +119,10 @@ def _is_run(path: Path) -> bool:
 def _names(paths: list[Path]) -> list[str]:
     """The shortest endings of the paths that tell them apart."""
     for depth in range(1, 1 + max((len(path.parts) for path in paths), default=1)):
-        names = ["/".join(path.parts[-depth:]) for path in paths]
+        names = [clean("/".join(path.parts[-depth:])) for path in paths]
         if len(set(names)) == len(names):
             return names
-    return [str(path) for path in paths]
+    return [f"{clean(str(path))} ({n})" for n, path in enumerate(paths, start=1)]  # they differ in what was cleaned
 
 
 def read_run(path: Path, name: str | None = None) -> Run:
@@ -121,7 +130,8 @@ def read_run(path: Path, name: str | None = None) -> Run:
     problems: list[str] = []
     plan, summary = (_optional(path / file, problems) for file in ("plan.json", "summary.json"))
     records = tuple(_records(path / "metrics.jsonl", problems))
-    return Run(path, name or path.name, mapping(config), mapping(plan), records, summary, tuple(problems))
+    name = clean(path.name) if name is None else name
+    return Run(path, name, mapping(config), mapping(plan), records, summary, tuple(map(clean, problems)))
 
 
 def _records(path: Path, problems: list[str]) -> Iterator[Mapping[str, Any]]:
@@ -133,8 +143,10 @@ def _records(path: Path, problems: list[str]) -> Iterator[Mapping[str, Any]]:
         if not line.endswith(b"\n"):
             break
         try:
-            record = json.loads(line)
-        except ValueError:
+            record = json.loads(line.decode())
+            if b"\\u" in line:  # only such an escape can name half a character
+                record = _cleaned(record)
+        except (ValueError, RecursionError):
             record = None
         round = whole(record.get("round")) if isinstance(record, dict) else None
         if round is None or round < expected:
@@ -162,9 +174,21 @@ def _optional(path: Path, problems: list[str]) -> dict[str, Any] | None:
 
 def _json(path: Path) -> Any:
     try:
-        return json.loads(_bytes(path))
+        return _cleaned(json.loads(_bytes(path).decode()))
     except (ValueError, RecursionError) as error:
         raise BadInput(f"cannot read {path}: {error}") from error
+
+
+def _cleaned(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {clean(key): _cleaned(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_cleaned(item) for item in value]
+    return clean(value) if isinstance(value, str) else value
+
+
+def _unreadable(path: Path, error: OSError) -> BadInput:
+    return BadInput(f"cannot read {path}: {error.strerror or error}")
 
 
 def _bytes(path: Path) -> bytes:
@@ -173,7 +197,7 @@ def _bytes(path: Path) -> bytes:
             raise BadInput(f"{path} is too large to be a run's file ({path.stat().st_size} bytes)")
         return path.read_bytes()
     except OSError as error:
-        raise BadInput(f"cannot read {path}: {error.strerror or error}") from error
+        raise _unreadable(path, error) from error
 
 
 def is_running(path: Path) -> bool:
@@ -190,6 +214,11 @@ def is_running(path: Path) -> bool:
 # --- values that may be anything ---------------------------------------------------------------------------------
 
 
+def clean(text: str) -> str:
+    """Text that any file can hold: half a character, or a byte of a file's name that is not UTF-8, becomes a ?."""
+    return text.encode(errors="replace").decode()
+
+
 def mapping(value: Any) -> Mapping[str, Any]:
     return value if isinstance(value, dict) else {}
 
@@ -199,13 +228,10 @@ def listed(value: Any) -> list[Any]:
 
 
 def number(value: Any) -> float | None:
-    """A finite number, else None: NaN, null and text are all 'not known'."""
+    """A number that can be reckoned with, else None: NaN, null and text are all 'not known'."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return None
-    try:
-        return float(value) if math.isfinite(value) else None
-    except OverflowError:
-        return None
+    return float(value) if abs(value) <= LARGEST_NUMBER else None
 
 
 def whole(value: Any) -> int | None:

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
+from pathlib import PosixPath
 from typing import TYPE_CHECKING, Any
 
 from strata.errors import BadInput, Infeasible
@@ -30,6 +32,26 @@ def _sentence(error: BaseException) -> str:
 
 class Missing(Exception):
     """Cannot be rebuilt; the text says why."""
+
+
+class _ReadOnly(PosixPath):
+    """A folder that a run chose. Loaders read it, but pictures that were not decoded there before are not now."""
+
+    def mkdir(self, *_: Any, **__: Any) -> None:
+        raise Missing("the data set has not been decoded yet, and a report writes nothing where a run tells it to")
+
+
+def _load(name: str, place: str | None) -> FederatedData:
+    from strata.data import CATALOGUE, default_root
+
+    try:
+        root = _ReadOnly(default_root() if place is None else place).expanduser()
+        found = CATALOGUE[name].find(root)
+        if found is None:
+            raise Missing(f"the data is not here ({name} is not in {root})")
+        return CATALOGUE[name].load(found)
+    except (*UNFIT, OSError) as error:
+        raise Missing(f"the data is not here ({_sentence(error)})") from error
 
 
 @dataclass
@@ -69,19 +91,18 @@ class Workshop:
         return tuple(self.data(run).input_shape)
 
     def data(self, run: Run) -> FederatedData:
-        from strata.data import load
+        from strata.data import CATALOGUE
         from strata.federation.describing import describe_data
 
         name, place = run.request.get("data"), run.request.get("data_dir")
         if not isinstance(name, str):
             raise Missing("the run was started from Python with data of its own")
+        if name not in CATALOGUE:
+            raise Missing("the data is not one of Strata's data sets, and a report opens no pictures that a run names")
         place = place if isinstance(place, str) else None
         key = (name, place)
-        try:
-            if key not in self._data:
-                self._data[key] = load(name, place)
-        except BadInput as error:
-            raise Missing(f"the data is not here ({error})") from error
+        if key not in self._data:
+            self._data[key] = _load(name, place)
         data = self._data[key]
         if describe_data(data)["sha256"] != mapping(run.settings.get("data")).get("sha256"):
             raise Missing(f"the data set {name} here is not the one the run used")
@@ -119,8 +140,11 @@ class Workshop:
 
         graph = self.graph(run)
         ratios = mapping(run.settings.get("method")).get("constraints")
-        scales = [float(r) for r in ratios if isinstance(r, (int, float))] if isinstance(ratios, list) else []
-        batch = whole(mapping(run.settings.get("training")).get("batch_size"))
+        scales = [ratio for ratio in map(number, listed(ratios)) if ratio is not None]
+        training = mapping(run.settings.get("training"))
+        batch, micro_batch = whole(training.get("batch_size")), whole(training.get("micro_batch"))
+        if training.get("activation_checkpointing") is not None:
+            raise Missing("no accounting knows what activation checkpointing saves")
         given = scales
         if run.method == "fedavg":
             scales = [1.0]
@@ -131,9 +155,10 @@ class Workshop:
         budgets = [size for size in map(number, listed(run.request.get("budgets"))) if size is not None]
         accounting = run.request.get("accounting") or ("peak" if run.request.get("budgets") else "paper")
         try:
-            need = memory(graph, graph.prefix(max(scales)), batch, accounting=accounting)
+            cost = partial(memory, graph, batch_size=batch, accounting=accounting, micro_batch=micro_batch)
+            need = cost(graph.prefix(max(scales)))
             if not budgets and run.method != "fedavg":  # a constraint means: what the model of this width needs
-                budgets = [memory(graph, graph.prefix(s), batch, accounting=accounting).total for s in set(given)]
+                budgets = [cost(graph.prefix(s)).total for s in set(given)]
         except UNFIT as error:
             raise Missing(_sentence(error)) from error
         parts: Mapping[str, int] = {

@@ -26,17 +26,19 @@ class Table:
 
 def summary(contents: Contents) -> Table:
     head = ("method", "status", "rounds_done", "rounds", "seeds", "accuracy_mean", "accuracy_std", "best_accuracy",
-            "peak_bytes", "upload_bytes", "download_bytes", "train_flops", "seconds", "dropped")  # fmt: skip
+            "peak_bytes", "upload_bytes", "download_bytes", "train_flops", "seconds", "dropped", "runs",
+            "counted")  # fmt: skip
     rows, shown = [], []
     for group in contents["groups"]:
-        done = f"{group['done']}/{group['rounds']}"
+        done, seeds, runs = f"{group['at']}/{group['rounds']}", len(group["counted"]), len(group["seeds"])
         rows.append((
-            group["label"], group["status"], group["done"], group["rounds"], len(group["seeds"]), group["accuracy"],
+            group["label"], group["status"], group["at"], group["rounds"], seeds, group["accuracy"],
             group["accuracy_std"], group["best"], group["peak_bytes"], group["upload_bytes"], group["download_bytes"],
-            group["train_flops"], group["seconds"], group["dropped"],
+            group["train_flops"], group["seconds"], group["dropped"], runs, group["basis"],
         ))  # fmt: skip
         shown.append((
-            group["label"], accuracy_text(group), done, str(len(group["seeds"])), _size(group["peak_bytes"]),
+            group["label"], accuracy_text(group), done, f"{seeds} of {runs}" if seeds < runs else str(seeds),
+            _size(group["peak_bytes"]),
             _size(group["upload_bytes"]), _size(group["download_bytes"]), _tera(group["train_flops"]),
         ))  # fmt: skip
     caption = f"Test accuracy, mean ± standard deviation over seeds. {', '.join(contents['lead'])}."

@@ -1,7 +1,8 @@
 """The page of a run while it trains, on this machine only.
 
-One thread looks at the folder once a second (a few `stat` calls) and reads it again only if something changed. Pages
-hold one open stream each, over which they hear of a new version, and then fetch it once: nobody polls.
+One thread looks at the folder once a second (a few `stat` calls; less often where there are thousands of folders) and
+reads it again only if something changed. Pages hold one open stream each, over which they hear of a new version, and
+then fetch it once: nobody polls.
 """
 
 from __future__ import annotations
@@ -9,7 +10,9 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import threading
+import time
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -18,12 +21,16 @@ from typing import Any
 from strata.errors import BadInput
 from strata.report.contents import contents
 from strata.report.page import page, plotly_script
-from strata.report.reading import DEEPEST, Run, find_runs, is_running
+from strata.report.reading import DEEPEST, Run, clean, find_runs, is_running
 from strata.report.rebuilding import Workshop
 
 LOOK = 1.0  # seconds between two looks at the folder
+REST = 10.0  # times as long as a look took that brought nothing, if that is longer: a large tree is no constant work
 KEEP_ALIVE = 15.0  # seconds after which an idle stream says that it lives
 STREAMS = 24  # open pages; each holds a thread
+LONGEST_TROUBLE = 300
+# any port: at the other end of `ssh -L 9000:127.0.0.1:8000` it is another one
+THIS_MACHINE = re.compile(r"(127\.0\.0\.1|localhost|\[::1\])(:[0-9]{1,5})?", re.IGNORECASE)
 FILES = ("config.json", "plan.json", "metrics.jsonl", "summary.json")
 
 
@@ -37,13 +44,16 @@ class Watched:
         self._workshop: Workshop | None = None
         self._over = threading.Event()
         self._seen: Any = None
-        self._value: dict[str, Any] = {}
+        self._effort = 0.0  # seconds that the last look took, but for reading what was new
+        self._trouble = ""  # why the newest state is not on the page
+        self._read: dict[str, Any] = {}  # the last contents that could be made
+        self._value: dict[str, Any] = {}  # the same as published
         self.look()
 
     def look(self) -> bool:
         """Reads the folder again if its files changed. Raises BadInput only at the first look."""
         seen = self._state()
-        if seen == self._seen:
+        if seen == self._seen and not self._trouble:
             return False
         try:
             runs = self._runs()
@@ -52,29 +62,45 @@ class Watched:
             if self._seen is None:
                 raise
             return False  # the folder is being moved or removed: what was seen last stays on the page
-        self._seen = seen
+        self._seen, self._read, self._trouble = seen, value, ""
         self._publish(value)
         return True
+
+    def look_again(self) -> None:
+        """Survives whatever a look may come across: what was read last stays on the page, which says why."""
+        began = time.monotonic()
+        try:
+            self.look()
+        except Exception as error:
+            self._effort = time.monotonic() - began
+            reason = clean(" ".join(str(error).split()))[:LONGEST_TROUBLE]
+            trouble = f"What was read last is shown; the newest could not be ({type(error).__name__}: {reason})."
+            if trouble != self._trouble:
+                self._trouble = trouble
+                self._publish({**self._read, "problems": [*self._read["problems"], trouble]})
 
     def _runs(self) -> list[Run]:
         try:
             return find_runs([self.place])
         except BadInput:
-            if (self.place / "compare.json").exists():  # a comparison that has just begun
+            if os.path.exists(self.place / "compare.json"):  # a comparison that has just begun
                 return []
             raise
 
     def _state(self) -> Any:
         """Changes whenever a run writes, begins or ends."""
         found = []
-        for folder, below, _ in os.walk(self.place):
+        began = time.monotonic()
+        for folder, below, files in os.walk(self.place):
             deep = len(Path(folder).relative_to(self.place).parts) >= DEEPEST
-            below[:] = [] if deep else sorted(n for n in below if n != "checkpoint" and not n.startswith("."))
-            for name in FILES:
+            is_run = all(name in files for name in ("config.json", "plan.json", "metrics.jsonl"))  # no runs within
+            below[:] = [] if deep or is_run else sorted(n for n in below if n != "checkpoint" and not n.startswith("."))
+            for name in (name for name in FILES if name in files):
                 with contextlib.suppress(OSError):
                     status = os.stat(os.path.join(folder, name))
-                    running = name == "config.json" and is_running(Path(folder))
+                    running = name == "config.json" and "summary.json" not in files and is_running(Path(folder))
                     found.append((folder, name, status.st_size, status.st_mtime_ns, running))
+        self._effort = time.monotonic() - began
         return found
 
     def _publish(self, value: dict[str, Any]) -> None:
@@ -87,17 +113,12 @@ class Watched:
         with self._changed:
             return self._value
 
-    def rebuild(self) -> None:
-        """The slow part, once, while the page is already there."""
-        self._workshop = Workshop()
-        self._seen = ()  # not None: from here on a folder that vanishes is survived
-        self.look()
-
     def watch(self) -> None:
-        self.rebuild()
-        while not self._over.wait(LOOK):
-            with contextlib.suppress(OSError):  # the disk is away for a moment: look again
-                self.look()
+        self._workshop = Workshop()  # the slow part, once, while the page is already there
+        self._seen = ()  # not None: from here on a folder that vanishes is survived
+        self.look_again()
+        while not self._over.wait(max(LOOK, REST * self._effort)):
+            self.look_again()
 
     def close(self) -> None:
         self._over.set()
@@ -154,8 +175,7 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         # a page of another site can point its own name at 127.0.0.1; it cannot choose the Host it asks for
-        if self.headers.get("Host", "").lower() not in (f"{name}:{self.server.server_port}"
-                                                        for name in ("127.0.0.1", "localhost")):  # fmt: skip
+        if not THIS_MACHINE.fullmatch(self.headers.get("Host", "")):
             return self._send(403, "text/plain", b"this server answers only to 127.0.0.1\n")
         answers: dict[str, Callable[[], None]] = {
             "/": self._page, "/index.html": self._page, "/data.json": self._data, "/events": self._events,

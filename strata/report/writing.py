@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -44,21 +45,25 @@ def _title(methods: Sequence[str]) -> str:
 
 def check_place(folder: Path) -> set[str]:
     """The files in it that are ours; refuses a folder of something else."""
-    if folder.exists() and not folder.is_dir():
-        raise BadInput(f"{folder} is not a folder: choose another place for the report")
-    if (folder / "config.json").exists():
-        raise BadInput(f"{folder} is a run: choose another folder for the report, such as report")
-    if not folder.exists():
-        return set()
-    from strata.federation.files import said_plainly
+    with _said(folder):
+        if folder.exists() and not folder.is_dir():
+            raise BadInput(f"{folder} is not a folder: choose another place for the report")
+        if (folder / "config.json").exists():
+            raise BadInput(f"{folder} is a run: choose another folder for the report, such as report")
+        ours = _ours(folder)
+        if ours is None and folder.exists() and any(folder.iterdir()):
+            raise BadInput(f"{folder} is not empty and holds no report: choose a new or empty folder")
+    return ours or set()
 
-    ours = _ours(folder)
-    if ours is None:
-        with said_plainly(folder):
-            if any(folder.iterdir()):
-                raise BadInput(f"{folder} is not empty and holds no report: choose a new or empty folder")
-        return set()
-    return ours
+
+@contextmanager
+def _said(folder: Path) -> Iterator[None]:
+    """What the operating system has against the folder, as a sentence."""
+    try:
+        yield
+    except OSError as error:
+        reason = error.strerror or error
+        raise BadInput(f"cannot write a report to {folder} ({reason}): choose another folder") from error
 
 
 def _ours(folder: Path) -> set[str] | None:
@@ -79,14 +84,14 @@ def _inside(name: str) -> bool:
 
 def write_files(folder: Path, files: Mapping[str, bytes]) -> None:
     """All of `files`; files of an earlier report that are no longer made are removed."""
-    from strata.federation.files import said_plainly, write_atomic
+    from strata.federation.files import write_atomic
 
     ours = check_place(folder)
-    for name in files:
-        path = folder / name
-        if path.parent.is_symlink() or (name not in ours and (path.exists() or path.is_symlink())):
-            raise BadInput(f"{path} was not written by a report: move it away or choose another folder")
-    with said_plainly(folder):
+    with _said(folder):
+        for name in files:
+            path = folder / name
+            if path.parent.is_symlink() or (name not in ours and (path.exists() or path.is_symlink())):
+                raise BadInput(f"{path} was not written by a report: move it away or choose another folder")
         folder.mkdir(parents=True, exist_ok=True)
         for name in {str(Path(name).parent) for name in files}:
             (folder / name).mkdir(exist_ok=True)
@@ -94,7 +99,7 @@ def write_files(folder: Path, files: Mapping[str, bytes]) -> None:
     write_atomic(folder / MARK, _mark(ours | set(files)))
     for name, data in files.items():
         write_atomic(folder / name, data)
-    with said_plainly(folder):
+    with _said(folder):
         for name in ours - set(files):
             if not (folder / name).parent.is_symlink():
                 (folder / name).unlink(missing_ok=True)

@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from strata.report import figures, watching, write_report
+from strata.report import figures, find_runs, watching, write_report
+from strata.report.contents import contents
+from strata.report.page import page
 from strata.report.watching import serving
 from tests.report.browser import CHROMIUM, Browser
 from tests.report.made import PLAN, append, finish, make_run
@@ -98,6 +100,41 @@ def test_axes_hiding_and_rounds_answer(browser: Browser, report: str) -> None:
     browser.run("document.getElementById('theme').click()")
     assert browser.run("document.documentElement.dataset.theme") == "dark"
     browser.run("document.getElementById('theme').click()")
+
+
+def test_labels_that_look_alike_when_short_stay_apart(browser: Browser, tmp_path: Path) -> None:
+    methods = [f"a-method-with-a-long-name-{n}-that-ends-alike" for n in (1, 2)]
+    for method in methods:
+        make_run(tmp_path / method, method=method)
+    for seed, done in enumerate((4, 2)):
+        make_run(tmp_path / f"b-{seed}", method="b", seed=seed, done=done)
+    write_report([tmp_path], tmp_path / "report", with_figures=False)
+    browser.size(1280, 900)
+    browser.open((tmp_path / "report" / "index.html").as_uri())
+    ticks = "[...document.querySelectorAll('[data-chart=%s] .%stick text')].map((t) => t.textContent)"
+    assert browser.run(ticks % ("memory", "x")) == ["a-method…at-ends-alike"] * 2 + ["b"]
+    assert browser.run(ticks % ("classes", "y")) == ["a-method-w…that-ends-alike"] * 2 + ["b"]
+    places = "[...document.querySelectorAll('[data-chart=memory] path.point')].map((p) => p.getAttribute('transform'))"
+    assert len(set(browser.run(places))) == 3  # side by side, not on top of each other
+    cell = "document.querySelector('[data-chart=classes]').data[0]"
+    assert browser.run(f"{cell}.y.length === 3 && {cell}.customdata[1][2][0]") == methods[1]
+    under = browser.run("[...document.querySelectorAll('.card .under')].map((one) => one.textContent)")
+    assert under[2] == "test accuracy after 4 of 4 rounds, seed 0, which alone of 2 seeds is finished"
+
+
+def test_a_picture_names_its_own_round(browser: Browser, tmp_path: Path) -> None:
+    run = make_run(tmp_path / "a", method="fd", rounds=9)
+    made = contents(find_runs([run]), None)
+    whole = {"frozen": False, "share": 0.5, "kept": [[0, 0.5]]}
+    frames = [{"round": at, "device": at, "layers": [whole], "trained": 5, "frozen": 0} for at in (0, 4, 8)]
+    made["groups"][0]["parts"] = {"layers": [{"name": "one", "width": 2}], "frames": frames, "parameters": 10,
+                                  "exact": True, "rounds": 9, "watched": 0, "thinned": True}  # fmt: skip
+    (tmp_path / "page.html").write_text(page(made))
+    browser.open((tmp_path / "page.html").as_uri())
+    browser.run(
+        "const r = document.querySelector('input[type=range]'); r.value = 8; r.dispatchEvent(new Event('input'))"
+    )
+    assert browser.run("document.querySelector('.net p').textContent").startswith("Round 5: 50 % of 10")
 
 
 def test_the_live_page_follows_a_run_to_its_end(

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import copy
 import json
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from strata.cli import main
 from strata.errors import BadInput
 from strata.report import tables
 from strata.report.contents import contents
@@ -18,7 +20,9 @@ from strata.report.reading import find_runs
 from strata.report.rebuilding import Workshop
 from tests.report.made import PLAN, make_run
 
-JUNK: tuple[Any, ...] = (None, [], "x", -1, 10**30, float("inf"), [None, 1], {"a": {"b": 1}})
+JUNK: tuple[Any, ...] = (
+    None, [], "x", -1, 10**30, 10**400, 1e308, float("inf"), [None, 1], {"a": {"b": 1}}, "sl\ud800t",
+)  # fmt: skip
 REQUEST = {"model": "own:net", "data": "digits", "data_dir": None, "constraints": [0.5], "budgets": [], "input": None}
 
 
@@ -65,3 +69,18 @@ def test_damaged_files(tmp_path: Path, file: str, method: str) -> None:
                 raise AssertionError(f"{file}: {path} = {junk!r}") from error
             embedded(made)
             tables.files(made)
+
+
+def test_names_that_are_not_utf_8_and_nests_without_end(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in (b"a\xff", b"a\xfe"):  # both are called a?
+        make_run(tmp_path / os.fsdecode(name), method="sl\ud800t")
+    run = make_run(tmp_path / "deep")
+    with open(run / "metrics.jsonl", "a") as file:
+        file.write('{"round": 4, "dropped": ' + "[" * 100_000 + "\n")
+    (run / "summary.json").write_text('{"a": ' * 600 + "1" + "}" * 600)
+    assert main(["report", str(tmp_path), "--out", os.fsdecode(bytes(tmp_path / "out") + b"\xff"), "--no-figures"]) == 0
+    said = capsys.readouterr().out
+    assert "1 line of metrics.jsonl could not be read" in said and "summary.json" in said and "out?/index.html" in said
+    runs = find_runs([tmp_path])
+    assert {run.method for run in runs} == {"small", "sl?t"} and len({run.name for run in runs}) == 3
+    assert main(["report", str(run), "--out", str(tmp_path / "out"), "--no-figures", "--title", "\udcff"]) == 0

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
+import os
 from pathlib import Path
 
 import pytest
@@ -21,7 +23,18 @@ def test_a_folder_that_is_no_run_is_said(tmp_path: Path) -> None:
         find_runs([tmp_path / "nowhere"])
     (tmp_path / "sub").mkdir()
     (tmp_path / "sub" / "config.json").write_text('{"name": "some other program"}')
-    with pytest.raises(BadInput, match="is not a run and holds none"):
+    with pytest.raises(BadInput, match="is not a run and holds none down to 8 levels below it"):
+        find_runs([tmp_path])
+    with pytest.raises(BadInput, match="File name too long"):
+        find_runs([tmp_path / ("x" * 300)])
+
+
+def test_a_folder_that_may_not_be_read_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(path: str) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied", path)
+
+    monkeypatch.setattr(os, "scandir", refuse)
+    with pytest.raises(BadInput, match=f"cannot read {tmp_path}: Permission denied"):
         find_runs([tmp_path])
 
 
@@ -34,6 +47,11 @@ def test_runs_are_found_below_a_folder_and_counted_once(tmp_path: Path) -> None:
     assert [run.name for run in find_runs([tmp_path])] == ["slt/seed-0", "small/seed-0", "small/seed-1"]
 
 
+def test_runs_of_an_experiment_are_found_below_its_out(tmp_path: Path) -> None:
+    make_run(tmp_path / "runs" / "cifar10" / "resnet20" / "iid" / "0.125" / "small" / "rounds-500" / "seed-0")
+    assert len(find_runs([tmp_path])) == len(find_runs([tmp_path / "runs"])) == 1
+
+
 def test_seeds_of_one_method_are_mean_and_standard_deviation(tmp_path: Path) -> None:
     for seed in (0, 2):
         make_run(tmp_path / f"{seed}", seed=seed)
@@ -43,7 +61,7 @@ def test_seeds_of_one_method_are_mean_and_standard_deviation(tmp_path: Path) -> 
     assert curve.mean == pytest.approx((0.11, 0.21, 0.31, 0.41))  # of r/10 and r/10 + 0.02
     assert curve.std == pytest.approx([0.02 / math.sqrt(2)] * 4)  # sample deviation of two values 0.02 apart
     assert curve.costs["upload_bytes"] == (1000, 2000, 3000, 4000) and curve.costs["seconds"] == (2, 4, 6, 8)
-    assert group.total("download_bytes") == 8000
+    assert group.standing().costs["download_bytes"] == 8000
     assert group.per_class() == [pytest.approx(0.6), None, 1.0]  # mean of 0.5 and 0.7; null stays unknown
 
 
@@ -70,6 +88,23 @@ def test_seeds_of_different_length_meet_where_all_have_been(tmp_path: Path) -> N
     (group,) = group_runs(find_runs([tmp_path]))
     assert group.curve().rounds == (1, 2) and group.curve().runs == 2
     assert (group.status, group.done, group.rounds) == ("unfinished", 0, 4)
+
+
+def test_seeds_at_different_rounds_are_not_averaged(tmp_path: Path) -> None:
+    done = {"a": (4, 2), "b": (4, 4, 2), "c": (3, 2), "d": (3, 2, 0), "e": (2, 2)}  # of 4 rounds, by seed
+    for method, rounds in done.items():
+        for seed, count in enumerate(rounds):
+            make_run(tmp_path / method / str(seed), method=method, seed=seed, done=count)
+    found = {group.method: group.standing() for group in group_runs(find_runs([tmp_path]))}
+    # round r has r/10 + seed/100 and 1000 bytes up
+    assert {name: (one.basis, one.seeds, one.round) for name, one in found.items()} == {
+        "a": ("finished runs", (0,), 4), "b": ("finished runs", (0, 1), 4), "c": ("last common round", (0, 1), 2),
+        "d": ("last common round", (0, 1), 2), "e": ("all runs", (0, 1), 2),
+    }  # fmt: skip
+    assert [one.accuracy for one in found.values()] == pytest.approx([0.4, 0.405, 0.205, 0.205, 0.205])
+    assert [one.best for one in found.values()] == pytest.approx([0.4, 0.405, 0.205, 0.205, 0.205])
+    assert found["a"].std is None and found["b"].std == pytest.approx(0.01 / math.sqrt(2))
+    assert [one.costs["upload_bytes"] for one in found.values()] == [4000, 4000, 2000, 2000, 2000]
 
 
 def test_nan_null_and_bad_lines_do_not_reach_the_page(tmp_path: Path) -> None:

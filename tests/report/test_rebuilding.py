@@ -57,7 +57,13 @@ def test_other_data_and_own_partitions_are_left_out_with_a_reason(tmp_path: Path
         "not the one the run used": run_on_digits(tmp_path / "a", workshop, data=other),
         "a partition of its own": run_on_digits(tmp_path / "b", workshop, partition="own:abc"),
         "from Python": make_run(tmp_path / "c"),
-        "is not here": run_on_digits(tmp_path / "d", workshop, request=REQUEST | {"data": "nothing"}),
+        "is not here": run_on_digits(
+            tmp_path / "d", workshop, request=REQUEST | {"data": "cifar10", "data_dir": str(tmp_path / "none")}
+        ),
+        "not here .*home directory": run_on_digits(
+            tmp_path / "e", workshop, request=REQUEST | {"data_dir": "~nosuchuser/x"}
+        ),
+        "not one of Strata's": run_on_digits(tmp_path / "f", workshop, request=REQUEST | {"data": "folder:²"}),
     }
     for reason, path in cases.items():
         with pytest.raises(Missing, match=reason):
@@ -74,6 +80,39 @@ def test_nothing_that_a_run_names_is_imported(tmp_path: Path, monkeypatch: pytes
         Workshop().graph(read_run(run))
     contents([read_run(run)], Workshop())
     assert not (tmp_path / "ran").exists()
+
+
+def test_folders_of_a_runs_choosing_are_not_written_to(tmp_path: Path, workshop: Workshop) -> None:
+    from PIL import Image
+
+    tiny = tmp_path / "tiny"
+    for wnid in ("n1", "n2"):
+        (tiny / "train" / wnid / "images").mkdir(parents=True)
+        Image.new("RGB", (64, 64)).save(tiny / "train" / wnid / "images" / "0.JPEG")
+    (tiny / "val" / "images").mkdir(parents=True)
+    (tiny / "val" / "val_annotations.txt").write_text("0.JPEG\tn1\n")
+    Image.new("RGB", (64, 64)).save(tiny / "val" / "images" / "0.JPEG")
+    request = REQUEST | {"data": "tinyimagenet", "data_dir": str(tiny)}
+    run = run_on_digits(tmp_path / "a", workshop, request=request)
+    folder = run_on_digits(tmp_path / "b", workshop, request=request | {"data": "folder"})
+    before = sorted(tiny.rglob("*"))
+    with pytest.raises(Missing, match="not been decoded yet"):
+        Workshop().data(read_run(run))
+    with pytest.raises(Missing, match="not one of Strata's"):
+        Workshop().data(read_run(folder))
+    assert sorted(tiny.rglob("*")) == before
+    config = json.loads((run / "config.json").read_text())
+    config["settings"]["data"] = describe_data(load("tinyimagenet", tiny))  # this decodes it
+    (run / "config.json").write_text(json.dumps(config))
+    assert Workshop().data(read_run(run)).classes == 2
+
+
+def test_where_rounds_are_left_out_the_pictures_know_theirs(tmp_path: Path, workshop: Workshop) -> None:
+    for method, rounds, drawn in (("fedrolex", 60, 60), ("fedrolex", 121, 60), ("small", 121, 1)):
+        run = run_on_digits(tmp_path / f"{method}-{rounds}", workshop, method, rounds=rounds)
+        parts = parts_of(read_run(run), workshop)
+        assert len(parts["frames"]) == drawn and parts["thinned"] == (drawn == 60 < rounds)
+        assert parts.get("note", "") == ("Of 121 rounds 60 are drawn." if parts["thinned"] else "")
 
 
 def test_pictures_show_the_very_channels_that_trained(tmp_path: Path, workshop: Workshop) -> None:
@@ -121,6 +160,23 @@ def test_width_methods_are_accounted_as_the_constraint_means(tmp_path: Path, wor
     assert shown["budgets"] == [expected] and shown["steps"][0]["memory_bytes"] == expected
     assert shown["steps"][0]["measured"] == 3 << 20
     assert summary(made).rows[0][5] == 0.4
+
+
+def test_micro_batches_are_accounted_and_checkpointing_is_only_measured(tmp_path: Path, workshop: Workshop) -> None:
+    from strata.costs import memory
+
+    (graph,) = workshop._graphs.values()
+    in_parts = {"batch_size": 32, "micro_batch": 8}
+    run = read_run(run_on_digits(tmp_path / "a", workshop, "small", training=in_parts))
+    made = workshop.accounted(run)
+    expected = memory(graph, graph.prefix(0.5), 32, accounting="paper", micro_batch=8).total
+    assert made["budgets"] == [expected] and made["memory_bytes"] == expected
+    assert expected < memory(graph, graph.prefix(0.5), 32, accounting="paper").total
+    in_segments = {"batch_size": 32, "micro_batch": None, "activation_checkpointing": "auto"}
+    run = read_run(run_on_digits(tmp_path / "b", workshop, "small", training=in_segments))
+    shown = contents([run], workshop)["groups"][0]["memory"]
+    assert shown["note"] == "Only measured: no accounting knows what activation checkpointing saves."
+    assert shown["steps"] == [{"step": 0, "measured": 3 << 20}] and shown["budgets"] == []
 
 
 @pytest.mark.parametrize("method", ["slt", "fd"])

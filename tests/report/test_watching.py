@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import http.client
 import json
+import os
 import signal
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
+from unittest.mock import patch
 
 import pytest
 
@@ -54,7 +57,10 @@ def test_page_and_data(server: Server) -> None:
 def test_only_for_this_machine(server: Server) -> None:
     assert server.server_address[0] == "127.0.0.1"
     assert get(server, "/data.json", Host="evil.example").status == 403
-    assert get(server, "/data.json", Host=f"localhost:{server.server_port}").status == 200
+    for name in ("evil.example:80", "127.0.0.1.evil.example", "localhost:80:80", "localhost:", "evil@localhost", ""):
+        assert get(server, "/data.json", Host=name).status == 403
+    for name in (f"localhost:{server.server_port}", "127.0.0.1:9000", "LOCALHOST", "[::1]:9000"):  # through a tunnel
+        assert get(server, "/data.json", Host=name).status == 200
 
 
 def events(server: Server) -> tuple[socket.socket, Iterator[int]]:
@@ -108,10 +114,12 @@ def test_bad_input_is_said(run: Path, tmp_path: Path, capsys: pytest.CaptureFixt
         taken.listen()
         assert main(["watch", str(run), "--port", str(taken.getsockname()[1])]) == 2
     assert main(["watch", str(run), "--port", "seventy"]) == 2
-    assert main(["watch", str(run), "--port", "70000"]) == 2
-    assert main(["watch", str(tmp_path / "none")]) == 2
+    for port in ("70000", "²", "9" * 5000):
+        assert main(["watch", str(run), "--port", port]) == 2
+    for place in (tmp_path / "none", tmp_path / ("x" * 300)):
+        assert main(["watch", str(place)]) == 2
     errors = capsys.readouterr().err.splitlines()
-    assert len(errors) == 4 and all(line.startswith("strata watch: ") for line in errors)
+    assert len(errors) == 7 and all(line.startswith("strata watch: ") for line in errors)
 
 
 def test_ctrl_c_ends_it_cleanly(run: Path) -> None:
@@ -125,6 +133,52 @@ def test_ctrl_c_ends_it_cleanly(run: Path) -> None:
     process.send_signal(signal.SIGINT)
     _, error = process.communicate(timeout=120)
     assert process.returncode == 0 and error == ""
+
+
+def data(server: Server) -> dict[str, Any]:
+    value: dict[str, Any] = json.loads(get(server, "/data.json").read())
+    return value
+
+
+def wait(condition: Callable[[], bool]) -> None:
+    for _ in range(200):
+        if condition():
+            return
+        time.sleep(0.05)
+    raise AssertionError("it did not come about")
+
+
+def test_what_nobody_expected_is_said_and_survived(server: Server, run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    time.sleep(0.3)
+    with monkeypatch.context() as broken:
+        broken.setattr(watching, "contents", lambda *_: 1 / 0)
+        append(run, 2, 0.3)
+        wait(lambda: "ZeroDivisionError" in str(data(server)["problems"]))
+        version = server.watched.version
+        assert data(server)["groups"][0]["done"] == 2  # what was seen last
+        time.sleep(0.3)
+        assert server.watched.version == version  # said once
+    wait(lambda: data(server)["groups"][0]["done"] == 3 and data(server)["problems"] == [])
+
+
+def test_a_large_tree_is_walked_through_less_often(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (run / "checkpoint").mkdir()
+    for number in range(50):
+        (run / f"sub-{number}").mkdir()
+    watched = watching.Watched(run.parent)
+    with patch.object(os, "scandir", wraps=os.scandir) as scandir:
+        watched._state()
+    assert [call.args for call in scandir.call_args_list] == [(str(run.parent),), (str(run),)]  # not within a run
+    rests: list[float] = []
+
+    def wait(seconds: float) -> bool:
+        rests.append(seconds)
+        return len(rests) == 2
+
+    monkeypatch.setattr(watched._over, "wait", wait)
+    monkeypatch.setattr(watched, "look_again", lambda: setattr(watched, "_effort", 0.5 if rests else 0.001))
+    watched.watch()
+    assert rests == [watching.LOOK, 5.0]
 
 
 def test_a_folder_that_vanishes_is_survived(server: Server, run: Path) -> None:

@@ -110,6 +110,18 @@ def test_tables_agree_with_the_runs(runs: Path) -> None:
     assert "| 1 | – |" in files["tables/per-class.md"] and "60.0" in files["tables/per-class.md"]
 
 
+def test_tables_say_which_runs_are_counted(tmp_path: Path) -> None:
+    for seed, done in enumerate((4, 2)):
+        make_run(tmp_path / str(seed), seed=seed, done=done)
+    files = {name: text.decode() for name, text in tables.files(contents(find_runs([tmp_path]), None)).items()}
+    (row,) = csv.DictReader(io.StringIO(files["tables/summary.csv"]))
+    wanted = {"rounds_done": "4", "seeds": "1", "runs": "2", "counted": "finished runs", "accuracy_mean": "0.4",
+              "accuracy_std": "", "upload_bytes": "4000.0", "status": "unfinished"}  # fmt: skip
+    assert wanted.items() <= row.items()
+    assert "| small | 40.00 | 4/4 | 1 of 2 |" in files["tables/summary.md"]
+    assert "small & 40.00 & 4/4 & 1 of 2 &" in files["tables/summary.tex"]
+
+
 def test_names_that_a_spreadsheet_would_run_are_text() -> None:
     text = tables.to_csv(tables.Table(("a",), [("=cmd()",), ("plain",), (-1.5,), (None,)]))
     assert text.splitlines() == ["a", "'=cmd()", "plain", "-1.5", '""']
@@ -141,6 +153,10 @@ def test_the_command(tmp_path: Path, runs: Path, capsys: pytest.CaptureFixture[s
     assert main(["report", str(tmp_path / "nothing"), "--out", out]) == 2
     error = capsys.readouterr().err
     assert error.startswith("strata report: there is no folder") and "Traceback" not in error
+    for command in (["report", "x" * 300, "--out", out], ["report", str(runs), "--out", "x" * 300]):
+        assert main(command) == 2
+        error = capsys.readouterr().err
+        assert len(error.splitlines()) == 1 and "File name too long" in error and "checkpoint" not in error
 
 
 def test_without_plotly_one_sentence_says_what_to_install(
