@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from strata.cli.arguments import parse_bytes, split_list
 from strata.errors import BadInput
+from strata.paths import expanded
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -146,13 +147,13 @@ def _add_run(commands: Subparsers) -> None:
     group.add_argument(
         "--out", metavar="DIR", help="the run folder, on the server: new, or with --resume one to continue"
     )
-    group.add_argument("--resume", action="store_true", help="continue the run in --out")
-    group.add_argument("--wait-for", type=int, default=1, metavar="N", help="devices to wait for at first (default 1)")
-    group.add_argument("--wait", type=float, default=600.0, metavar="S", help="at most so many seconds (default 600)")
+    group.add_argument("--resume", action="store_true", help="continue the run in --out, with its own settings")
+    group.add_argument("--wait-for", type=int, metavar="N", help="devices to wait for at first (default 1)")
+    group.add_argument("--wait", type=float, metavar="S", help="at most so many seconds (default 600)")
     group.add_argument(
         "--deadline", dest="answer_deadline", type=float, metavar="S", help="for a device's answer, in seconds"
     )
-    group.add_argument("--evaluation", choices=("server", "devices"), default="server",
+    group.add_argument("--evaluation", choices=("server", "devices"),
                        help="on the server's test data (default) or on what devices hold out")  # fmt: skip
     group.add_argument("--levels", type=int, default=4, metavar="N", help="at most so many memory levels (default 4)")
     group.add_argument("--workers", type=int, default=0, metavar="N", help="of the server, for evaluation (default 0)")
@@ -199,7 +200,7 @@ def keys(args: argparse.Namespace) -> None:
     from strata.fleet.keys import make_keys
     from strata.fleet.telling import what_goes_where
 
-    made = make_keys(args.folder.expanduser(), split_list(args.host), split_list(args.devices), args.renew)
+    made = make_keys(expanded(args.folder), split_list(args.host), split_list(args.devices), args.renew)
     print(what_goes_where(made))
 
 
@@ -224,7 +225,7 @@ def device(args: argparse.Namespace) -> int:
             raise BadInput(
                 "give --keys with this device's keys (or --insecure for a plain-text server on this machine)"
             )
-        own = device_keys(args.keys.expanduser(), args.name)
+        own = device_keys(expanded(args.keys), args.name)
     name = args.name or (own.name if own else None)
     if name is None:
         raise BadInput("give --name with this device's name: there are no keys to take it from")
@@ -235,10 +236,10 @@ def device(args: argparse.Namespace) -> int:
         raise BadInput("--partition and --split-seed say how --part splits the data: give --part I/N too")
     settings = DeviceSettings(
         name=name, budget=None if args.budget is None else parse_bytes(args.budget), data=args.data,
-        data_dir=None if args.data_dir is None else str(Path(args.data_dir).expanduser().absolute()),
+        data_dir=None if args.data_dir is None else str(expanded(args.data_dir).absolute()),
         partition=None if args.part is None else args.partition or "iid", index=index, devices=count,
         seed=args.split_seed or 0, hold_out=args.hold_out, deadline=args.deadline,
-        cache=None if args.cache is None else str(Path(args.cache).expanduser().absolute()),
+        cache=None if args.cache is None else str(expanded(args.cache).absolute()),
         models=tuple(args.model or ()), hard_limit=not args.no_hard_limit,
     )  # fmt: skip
     return work(settings, parse_address(args.server), own, say=say, wait=not args.no_wait, poll=args.poll)
@@ -248,7 +249,7 @@ def _part(text: str | None) -> tuple[int, int]:
     if text is None:
         return 0, 1
     index, _, count = text.partition("/")
-    if not (index.isdigit() and count.isdigit()):
+    if not (text.isascii() and index.isdigit() and count.isdigit()):
         raise BadInput(f"--part is written I/N, such as 0/3 for the first of three, not {text!r}")
     return int(index), int(count)
 

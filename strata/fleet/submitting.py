@@ -7,7 +7,6 @@ import contextlib
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 from strata.engines.flower.settings import KEY, RunSettings
@@ -17,6 +16,7 @@ from strata.fleet.app import bundle, bundle_hash
 from strata.fleet.children import Signals, Stopped
 from strata.fleet.control import Access, connect
 from strata.fleet.words import PREFIX, Words
+from strata.paths import expanded
 
 PAUSE = 2.0  # seconds before looking for a server that has gone
 GONE = 120.0  # seconds after which it is given up
@@ -37,22 +37,27 @@ class Ending:
 def run_settings(args: argparse.Namespace, local: bool) -> RunSettings:
     """From the command line. `local`: the server is this machine, so its folders are ours."""
     from strata.cli.run import given
+    from strata.engines.flower.resuming import request_of
+    from strata.federation.choosing import refuse_unused
     from strata.federation.request import Request, jsonable
 
     def to_json(values: Mapping[str, Any]) -> dict[str, Any]:
         return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
 
-    out = Path(args.out).expanduser()
+    out = expanded(args.out)
     if not local and not out.is_absolute():
         raise BadInput(f"--out is a folder on the server, so give its whole path there, not {args.out!r}")
     out = out.absolute()
     asked = given(args)
     if args.resume:  # what was asked for at first is in the folder, which may be out of our sight
-        request = jsonable(Request.of_folder(out, asked)) if local else to_json(asked)
+        request = jsonable(request_of(out, to_json(asked))) if local else to_json(asked)
     else:
         if local and (out / "config.json").exists():
             raise BadInput(f"{out} already holds a run: resume it with --resume, or choose another folder")
-        request = jsonable(Request(**asked))
+        asked_for = Request(**asked)
+        refuse_unused(asked, [asked_for.method], budgets_follow=True)
+        asked_for.check_options()
+        request = jsonable(asked_for)
     return RunSettings(
         request=request, out=str(out), resume=args.resume, minimum=args.wait_for, wait=args.wait,
         deadline=args.answer_deadline, evaluation=args.evaluation, workers=args.workers, levels=args.levels,

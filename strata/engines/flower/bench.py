@@ -48,6 +48,7 @@ class Bench:
     dtypes: dict[str, torch.dtype]
     holding: Holding
     baseline: int  # resident bytes of this process before any training
+    left: int = 0  # bytes that the system had left then: the same for every message, as what a device can hold must be
 
     @classmethod
     def prepared(cls, model: str, settings: DeviceSettings) -> Bench:
@@ -64,7 +65,7 @@ class Bench:
         bench = cls(settings, graph, dtypes, holding, 0)
         narrow = graph.prefix(NARROW)
         bench._warm_up(Task(0, 0, narrow), narrow.extract(network.state_dict()), LocalTraining())
-        bench.baseline = resident_bytes()
+        bench.baseline, bench.left = resident_bytes(), limits.memory_left()
         return bench
 
     def answer(self, packet: Packet, client: int) -> bytes:
@@ -79,7 +80,8 @@ class Bench:
         return codec.encode({"token": packet.meta.get("token"), **meta}, tensors)
 
     def budget(self, client: int) -> int:
-        """Bytes for tensors: as told, or what the system's limit leaves beside the runtime and Flower's processes."""
+        """Bytes for tensors: as told, or what the system's limit leaves beside the runtime and Flower's processes, and
+        not more than others left free."""
         if self.settings.budget is not None:
             return self.settings.budget
         pids, pid = [], client
@@ -89,7 +91,7 @@ class Bench:
             if pid <= 1:
                 break
         held = self.baseline + sum(map(limits.resident_bytes_of, pids))
-        return limits.budget_left(limits.memory_limit(), held)
+        return limits.budget_left(limits.memory_limit(), held, self.left)
 
     def _hello(self, packet: Packet, client: int) -> tuple[dict[str, Any], dict[str, Tensor]]:
         own, settings = self.holding, self.settings
@@ -184,9 +186,11 @@ class Bench:
 
     def _warm_up(self, task: Task, tensors: Mapping[str, Tensor], training: LocalTraining) -> None:
         """A step on two images, without the limit: what torch and oneDNN load and compile once for a network is the
-        runtime's, not the model's (as in planning/trials.py). It needs less than the task itself."""
-        small = replace(training, batch_size=2, epochs=1, micro_batch=None)
-        index = torch.tensor([0, len(self.holding.train) - 1])
+        runtime's, not the model's (as in planning/trials.py). It needs no more than the task itself: one image where
+        that takes one at a time."""
+        at_once = min(2, training.micro_batch or training.batch_size, len(self.holding.train))
+        small = replace(training, batch_size=at_once, epochs=1, micro_batch=None)
+        index = torch.tensor([0, len(self.holding.train) - 1][:at_once])
         train_device(
             self.graph, task, tensors, self.holding.train.images[index], self.holding.train.labels[index], small,
             lr=0.01, seed=0,

@@ -28,6 +28,7 @@ LARGEST_HEADER = 16 << 20  # bytes; a cut of random channels lists its runs
 MOST_TENSORS = 100_000
 LONGEST_NAME = 512
 MOST_DIMS = 16
+MOST_VALUES = 1 << 48  # of a tensor, with sizes of 0 counted as 1: torch multiplies the others all the same
 SIZES = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2, "int64": 8, "int32": 4, "uint8": 1}
 
 
@@ -134,7 +135,9 @@ def _entries(values: Any) -> tuple[Entry, ...]:
             raise Malformed(f"tensors are {', '.join(SIZES)}")
         if not isinstance(shape, list) or len(shape) > MOST_DIMS:
             raise Malformed("a tensor has no proper shape")
-        if not all(isinstance(size, int) and not isinstance(size, bool) and 0 <= size < 1 << 48 for size in shape):
+        if not all(isinstance(size, int) and not isinstance(size, bool) and size >= 0 for size in shape):
+            raise Malformed("a tensor has no proper shape")
+        if math.prod(max(1, size) for size in shape) >= MOST_VALUES:
             raise Malformed("a tensor has no proper shape")
         entries.append(Entry(name, dtype, tuple(shape)))
     if len({entry.name for entry in entries}) != len(entries):

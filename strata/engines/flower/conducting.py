@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from statistics import median
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import torch
@@ -17,11 +19,14 @@ from strata.engines.flower.engine import FlowerEngine
 from strata.engines.flower.holding import label_digest
 from strata.engines.flower.levels import Assignment, group, level_for, most_bytes, per_device
 from strata.engines.flower.post import Post, names
-from strata.engines.flower.roster import Device, Roster
-from strata.engines.flower.settings import RunSettings
-from strata.errors import BadInput
+from strata.engines.flower.resuming import fitted, request_of
+from strata.engines.flower.roster import Device, Kind, Roster, in_order
+from strata.engines.flower.settings import RunSettings, Terms
+from strata.errors import BadInput, Infeasible
 from strata.federation.files import read_json, write_json
+from strata.federation.folder import has_checkpoint
 from strata.federation.request import Request, jsonable
+from strata.federation.robust import FEWEST, parse_aggregation
 from strata.federation.running import make_engine, run
 
 if TYPE_CHECKING:
@@ -31,6 +36,7 @@ if TYPE_CHECKING:
     from strata.methods import Method
 
 FILE = "fleet.json"
+Value = TypeVar("Value")
 
 
 @dataclass(frozen=True)
@@ -56,35 +62,39 @@ def conduct(grid: Grid, settings: RunSettings) -> Result | None:
     if not settings.resume and (out / "config.json").exists():
         raise BadInput(f"{out} already holds a run: resume it with --resume, or choose another folder")
     saved = read_json(out / FILE) if settings.resume and (out / FILE).exists() else None
-    before = read_json(out / "config.json")["request"] if settings.resume and (out / "config.json").exists() else {}
-    request = Request.from_json({**before, **settings.request, "exact": True})
-    if saved is not None and saved["evaluation"] != settings.evaluation:
+    asked = request_of(out, settings.request) if settings.resume else Request.from_json(settings.request)
+    request = replace(asked, exact=True)
+    terms = settings.terms(saved or {})
+    if saved is not None and saved["evaluation"] != terms.evaluation:
         raise BadInput(f"this run is evaluated by the {saved['evaluation']}: resume it with the same --evaluation")
-    if settings.evaluation == "devices" and request.validation:
+    if terms.evaluation == "devices" and request.validation:
         raise BadInput("devices hold out data for evaluation themselves: give no --validation with it")
-    if request.dp_noise is not None:
-        _check_privacy(request, settings)
+    private = request.dp_noise is not None
+    if private:
+        _check_privacy(request, terms)
 
     post = Post(grid)
     roster = Roster(post, request.model, say)
     wanted = None if saved is None else list(saved["names"])
-    minimum = settings.minimum if wanted is None else min(settings.minimum, len(wanted))
-    roster.gather(minimum, settings.wait, wanted)
+    minimum = terms.minimum if wanted is None else min(terms.minimum, len(wanted))
+    roster.gather(minimum, terms.wait, wanted)
 
-    data = _server_data(request, settings, roster, saved)
-    model = request.make_model(data, with_weights=not settings.resume)
+    data = request.load_data() if terms.evaluation == "server" else _unseen_data(roster, saved)
+    model = request.make_model(data, with_weights=not has_checkpoint(out))
     graph = ChannelGraph(model, data.input_shape)
     roster.structure = graph.hash
-    roster.labels = label_digest(data.class_names) or max((d.labels for d in roster.devices.values()), default="")
+    roster.labels = label_digest(data.class_names) or _labels(roster, saved)
     members = _members(roster, wanted, say)
     request, assignment = _levels(request, settings, graph, members, saved, say)
+    if private:  # a level that depends on who was asked before is not covered by epsilon
+        assignment.moves.clear()
     if saved is None:
         fitting = [device for device in members if level_for(device.budget, assignment.levels) is not None]
         fleet = [device.name for device in fitting]
         samples = [device.samples for device in fitting]
     else:
         fleet, samples = wanted or [], list(saved["samples"])
-    request = replace(request, devices=len(fleet), per_round=min(request.per_round, len(fleet)))
+    request = fitted(request, len(fleet))
     roster.allowed = frozenset(fleet)
     roster.devices = {name: device for name, device in roster.devices.items() if name in roster.allowed}
     say(f"{len(fleet)} devices: {names(fleet)}; levels of {', '.join(map(str, assignment.levels)) or 'one size'} bytes")
@@ -92,20 +102,20 @@ def conduct(grid: Grid, settings: RunSettings) -> Result | None:
     base = request.make_method(graph)
     training = request.make_training(data)
     rest, held = request.split(data)
-    at_home = settings.evaluation == "server"
+    at_home = terms.evaluation == "server"
     home = make_engine(model, rest, training, settings.workers, held=held, graph=graph) if at_home else None
     facts = {
-        "names": fleet, "samples": samples, "evaluation": settings.evaluation, "classes": data.classes,
+        "names": fleet, "samples": samples, **asdict(terms), "classes": data.classes,
         "input": list(data.input_shape), "mean": list(data.train.mean), "std": list(data.train.std),
-        "augmentation": data.augmentation,
+        "augmentation": data.augmentation, "labels": roster.labels,
     }  # fmt: skip
 
     def save() -> None:
         write_json(out / FILE, {**facts, **assignment.to_json()})
 
     engine = FlowerEngine(
-        post, roster, fleet, assignment, training, request.model, home=home, deadline=settings.deadline,
-        wait=settings.wait, say=say, save=save, graph=graph,
+        post, roster, fleet, assignment, training, request.model, home=home, deadline=terms.deadline,
+        wait=terms.wait, say=say, save=save, graph=graph, needed=_needed(request), moving=not private,
     )  # fmt: skip
 
     def adjusted(method: Method, round: int) -> Method:
@@ -115,8 +125,8 @@ def conduct(grid: Grid, settings: RunSettings) -> Result | None:
         return run(
             model, data, per_device(base, base, assignment.start), out=out, rounds=request.rounds,
             devices=len(fleet), partition=Reported(tuple(samples)), training=training, engine=engine,
-            resume=settings.resume, progress=True, request=jsonable(request), adjusted=adjusted,
-            **request.run_options(),
+            resume=settings.resume, progress=True, request=jsonable(request),
+            adjusted=None if private else adjusted, **request.run_options(),
         )  # fmt: skip
     except KeyboardInterrupt:
         say(f"on this fleet that is: strata fleet run --out {out} --resume")
@@ -125,47 +135,67 @@ def conduct(grid: Grid, settings: RunSettings) -> Result | None:
         engine.close()
 
 
-def _check_privacy(request: Request, settings: RunSettings) -> None:
-    if settings.evaluation == "devices":
+def _check_privacy(request: Request, terms: Terms) -> None:
+    if terms.evaluation == "devices":
         raise BadInput("with differential privacy the server evaluates on data of its own: what devices count on "
                        "theirs is not covered by epsilon; give --evaluation server")  # fmt: skip
     if request.dp_seed is not None:  # a round run again may get other answers; equal noise would cancel out
         raise BadInput("on a real fleet the noise comes from the operating system: leave out --dp-seed")
 
 
-def _server_data(
-    request: Request, settings: RunSettings, roster: Roster, saved: Mapping[str, Any] | None
-) -> FederatedData:
-    """The server's own, or a stand-in for data that stays on the devices: their classes and shape, no real image."""
-    if settings.evaluation == "server":
-        return request.load_data()
+def _needed(request: Request) -> int:
+    """Updates for a round to count (see RoundSettings.needed): for as many devices a round waits before it begins."""
+    robust = parse_aggregation(request.aggregation)
+    return max(request.quorum, FEWEST) if robust else request.quorum
+
+
+def _unseen_data(roster: Roster, saved: Mapping[str, Any] | None) -> FederatedData:
+    """A stand-in for data that stays on the devices: classes and shape of most of them, no real image.
+
+    Devices whose data is of another kind are left out when members are chosen. Of mean and standard deviation the
+    medians, so that no single device can set them.
+    """
     if saved is not None:
-        said = {key: saved[key] for key in ("classes", "input", "mean", "std", "augmentation")}
+        kind = Kind(saved["classes"], tuple(saved["input"]), saved["augmentation"])
+        mean, std = saved["mean"], saved["std"]
     else:
-        devices = sorted(roster.devices.values(), key=lambda device: device.name)
-        if len({device.labels for device in devices} - {""}) > 1:
-            raise BadInput("the devices' classes have different names: all need the same class folders, none empty")
-        kinds = {(device.classes, device.input) for device in devices}
-        if len(kinds) > 1:
-            raise BadInput(f"the devices' data differ in classes or shape of images: {sorted(kinds)}")
-        total = sum(device.samples for device in devices)
-        channels = range(len(devices[0].mean))
-        said = {"classes": devices[0].classes, "input": devices[0].input, "augmentation": devices[0].augmentation}
-        for key in ("mean", "std"):
-            said[key] = [
-                round(sum(getattr(device, key)[c] * device.samples for device in devices) / total, 6) for c in channels
-            ]
-        if not any(device.held for device in devices):
+        devices = in_order(roster.devices.values())
+        kind = _most([device.kind for device in devices], "the devices' data differ in classes, shape or augmentation")
+        alike = [device for device in devices if device.kind == kind]
+        if not any(device.held for device in alike):
             raise BadInput("no device holds out data to evaluate on: start devices with --hold-out, such as 0.2")
+        mean, std = (
+            [round(median(values), 6) for values in zip(*(getattr(device, key) for device in alike), strict=True)]
+            for key in ("mean", "std")
+        )
+    roster.kind = kind
     blank = ImageSet(
-        torch.zeros(1, *said["input"], dtype=torch.uint8), torch.zeros(1, dtype=torch.int64),
-        tuple(said["mean"]), tuple(said["std"]),
-    )  # fmt: skip
-    return FederatedData(blank, blank, "fleet", said["classes"], augmentation=said["augmentation"])
+        torch.zeros(1, *kind.input, dtype=torch.uint8), torch.zeros(1, dtype=torch.int64), tuple(mean), tuple(std)
+    )
+    return FederatedData(blank, blank, "fleet", kind.classes, augmentation=kind.augmentation)
+
+
+def _labels(roster: Roster, saved: Mapping[str, Any] | None) -> str:
+    """How most devices number their classes, where the server does not know their names."""
+    if saved is not None and "labels" in saved:
+        return str(saved["labels"])
+    found = [device.labels for device in roster.devices.values() if device.labels and roster.misfit(device) is None]
+    return _most(found, "the devices' classes have different names") if found else ""
+
+
+def _most(values: Sequence[Value], differ: str) -> Value:
+    """The value that most have."""
+    counted = Counter(values).most_common(2)
+    if len(counted) == 2 and counted[0][1] == counted[1][1]:
+        raise BadInput(
+            f"{differ}, and no kind is that of most: {counted[0][0]} or {counted[1][0]}? All need the same class "
+            "folders, none empty, and pictures of one size"
+        )
+    return counted[0][0]
 
 
 def _members(roster: Roster, wanted: list[str] | None, say: Any) -> list[Device]:
-    found = sorted(roster.devices.values(), key=lambda device: device.name)
+    found = in_order(roster.devices.values())
     asked = [device for device in found if wanted is None or device.name in wanted]
     reasons = {device.name: reason for device in asked if (reason := roster.misfit(device)) is not None}
     if len(reasons) == len(asked):
@@ -188,8 +218,8 @@ def _levels(
         sizes = list(saved["levels"])
         request = replace(request, budgets=tuple(sizes))
     else:
-        given = request.budgets or [device.budget for device in members]
-        sizes = group(given, len(given) if request.budgets else settings.levels)
+        sizes = list(request.budgets)
+        sizes = group(sizes, len(sizes)) if sizes else _own_levels(request, settings.levels, graph, members)
         request = replace(request, budgets=tuple(sizes))
     if saved is not None:
         return request, Assignment.from_json(saved)
@@ -203,3 +233,18 @@ def _levels(
     if not start:
         raise BadInput(f"no device has the {sizes[0]} bytes of the smallest level: lower the budget or constraint")
     return request, Assignment(tuple(sizes), tuple(start))
+
+
+def _own_levels(request: Request, most: int, graph: ChannelGraph, members: list[Device]) -> list[int]:
+    """Of the devices' own budgets. Those that are too small for the method are left out, not the run given up."""
+    budgets = sorted({device.budget for device in members})
+    while True:
+        sizes = group(budgets, most)
+        try:
+            replace(request, budgets=tuple(sizes)).make_method(graph)
+        except Infeasible:
+            if len(budgets) == 1:
+                raise
+            del budgets[0]
+        else:
+            return sizes

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from strata.cutting import ChannelGraph, Cut
 
 Say = Callable[[str], None]
+MOST_DETAIL = 4000  # characters of a device's traceback
 
 
 @dataclass
@@ -44,7 +45,10 @@ class Asked:
 
 
 class FlowerEngine:
-    """`names`: device number -> name. `home` does the server's own work, or is None where it has no data."""
+    """`names`: device number -> name. `home` does the server's own work, or is None where it has no data.
+
+    `needed`: updates, or a round is redone. `moving` False: devices keep their level, also where it was too much.
+    """
 
     def __init__(
         self,
@@ -61,10 +65,14 @@ class FlowerEngine:
         wait: float,
         say: Say,
         save: Callable[[], None],
+        needed: int = 1,
+        moving: bool = True,
     ) -> None:
         self.post, self.roster, self.names, self._assignment = post, roster, list(names), assignment
         self.training = {name: _plain(getattr(training, name)) for name in PLAIN}
         self.model, self._home, self._deadline, self._wait = model, home, deadline, wait
+        self._needed, self._moving = needed, moving
+        self._gone: dict[str, float] = {}  # since when a device has not been connected
         self.say, self._save, self._is_saved = say, save, False
         self._survey = Survey(self, graph)
         self._frozen: dict[str, tuple[Any, dict[str, str]]] = {}  # cut -> the state it was taken from, digests
@@ -90,7 +98,8 @@ class FlowerEngine:
     def _train(self, jobs: Sequence[TrainJob], state: Mapping[str, Tensor]) -> Iterator[Outcome]:
         if not jobs:
             return
-        self.await_someone()
+        able = [job.task.device for job in jobs if self._assignment.level(job.task.device) >= 0]
+        self.await_devices([self.names[number] for number in able], self._needed)
         asked: dict[str, Asked] = {}  # by message
         for index, job in enumerate(jobs):
             problem = self._send(asked, Asked(index, job, self.names[job.task.device], "", self.until()), state)
@@ -147,33 +156,30 @@ class FlowerEngine:
         self, asked: dict[str, Asked], mine: Asked, answer: Answer, state: Mapping[str, Tensor]
     ) -> Outcome | None:
         """The job's outcome; None where the device is asked once more."""
-        if answer.packet is None:
-            return Outcome(mine.index, None, answer.error)
-        meta = answer.packet.meta
-        if meta.get("what") == "failure":
-            reason = plain(meta.get("reason"))
-            if meta.get("kind") == "memory":
-                reason += self._move_down(mine)
-            return Outcome(mine.index, None, reason, str(meta.get("detail", ""))[:4000])
-        if meta.get("token") != mine.token and meta.get("round") == mine.job.task.round:
-            return Outcome(mine.index, None, "answered another message")
-        if meta.get("what") == "lacks" and not mine.again:
+        try:
+            outcome, next_step = _read(mine, answer, state)
+        except Exception as error:  # what one device writes costs it its update, never the run
+            return Outcome(mine.index, None, plain(f"its answer cannot be read ({error!r})"))
+        if next_step == "move down":
+            return replace(outcome, reason=f"{outcome.reason}; {self._move_down(mine)}")
+        if next_step == "send all" and not mine.again:
             mine.again = True
             problem = self._send(asked, mine, state)
             return None if problem is None else Outcome(mine.index, None, problem)
-        if meta.get("what") != "update":
-            return Outcome(mine.index, None, f"sent {plain(meta.get('what'), 40)} in place of an update")
-        return Outcome(mine.index, update_of(answer.packet))
+        return outcome
 
     def _move_down(self, mine: Asked) -> str:
         """The device could not hold its level; what is said about it."""
-        device = mine.job.task.device
-        level = self._assignment.move_down(device, mine.job.task.round)
-        self._save()
-        size = f"of {self._assignment.levels[level]} bytes" if level >= 0 else ""
-        said = f"moved to the level {size}" if level >= 0 else "there is no smaller level for it"
+        if not self._moving:
+            said = "it keeps its level, and contributes nothing"
+        else:
+            device = mine.job.task.device
+            level = self._assignment.move_down(device, mine.job.task.round)
+            self._save()
+            size = f"of {self._assignment.levels[level]} bytes" if level >= 0 else ""
+            said = f"moved to the level {size}" if level >= 0 else "there is no smaller level for it"
         self.say(f"{mine.name} ran out of memory: {said}")
-        return f"; {said}"
+        return said
 
     def _digests(self, cut: Cut, state: Mapping[str, Tensor]) -> dict[str, str]:
         """Of the frozen parameters, once per cut and round."""
@@ -201,6 +207,8 @@ class FlowerEngine:
                 continue
             self._note_holdings(answer)
             yield answer
+        now, here = time.monotonic(), self.roster.devices
+        self._gone = {name: self._gone.get(name, now) for name in self.names if name not in here}
 
     def _note_holdings(self, answer: Answer) -> None:
         if answer.packet is None or "holds" not in answer.packet.meta:
@@ -214,15 +222,25 @@ class FlowerEngine:
                 self.roster.devices[name] = replace(device, holds=held)
                 return
 
-    def await_someone(self) -> None:
-        """Until any device can be asked: a broken connection must not use up a round's attempts."""
-        until = time.monotonic() + self._wait
+    def await_devices(self, wanted: Sequence[str], needed: int) -> None:
+        """Until so many of these can be asked, or too many have been away for too long to wait for them: a broken
+        connection must not use up a round's attempts."""
+        needed = min(max(1, needed), len(wanted))
         while True:
             for _ in self.hear():
                 pass
-            if any(map(self.is_free, self.names)) or time.monotonic() >= until:
+            free = [name for name in wanted if self.is_free(name)]
+            expected = [name for name in wanted if name not in free and self._is_expected(name)]
+            if len(free) >= needed or len(free) + len(expected) < needed:
                 return
             self.post.pause()
+
+    def _is_expected(self, name: str) -> bool:
+        """It is away, or at earlier work, but has not been so for long."""
+        device = self.roster.devices.get(name)
+        busy = None if device is None else self.post.busy(device.node)
+        since = busy.at if busy is not None else self._gone.get(name, -math.inf)
+        return time.monotonic() < since + self._wait
 
     def is_free(self, name: str) -> bool:
         device = self.roster.devices.get(name)
@@ -232,14 +250,41 @@ class FlowerEngine:
         return [(number, self.roster.devices[name]) for number, name in enumerate(self.names) if self.is_free(name)]
 
 
-def update_of(packet: codec.Packet) -> Update:
+def _read(mine: Asked, answer: Answer, state: Mapping[str, Tensor]) -> tuple[Outcome, str]:
+    """What the answer is, and what it asks for: to move the device down, to send all layers, or nothing."""
+    index, task = mine.index, mine.job.task
+    if answer.packet is None:
+        return Outcome(index, None, answer.error), ""
+    meta = answer.packet.meta
+    what = plain(meta.get("what"), 40)
+    if what == "failure":
+        failed = Outcome(index, None, plain(meta.get("reason")), _lines(meta.get("detail", "")))
+        return failed, "move down" if meta.get("kind") == "memory" else ""
+    if what != "update":
+        return Outcome(index, None, f"sent {what} in place of an update"), "send all" if what == "lacks" else ""
+    if meta.get("round") != task.round:  # as federation/checking will say, for which it needs no tensors
+        return Outcome(index, update_of(meta, {})), ""
+    if meta.get("token") != mine.token:
+        return Outcome(index, None, "answered another message"), ""
+    due = sum(state[name].element_size() * math.prod(task.cut.shapes[name]) for name in task.cut.trained)
+    if len(answer.packet.body) != due:  # said before it is copied: it may be anything that Flower carries
+        return Outcome(index, None, f"sent {len(answer.packet.body)} bytes of tensors, not {due}"), ""
+    return Outcome(index, update_of(meta, answer.packet.tensors())), ""
+
+
+def update_of(meta: Mapping[str, Any], tensors: dict[str, Tensor]) -> Update:
     """As the device says; federation/checking believes none of it."""
-    said: Any = packet.meta.get
+    said: Any = meta.get
     loss = said("loss")
     return Update(
-        round=said("round"), device=said("device"), tensors=packet.tensors(), samples=said("samples"),
+        round=said("round"), device=said("device"), tensors=tensors, samples=said("samples"),
         loss=math.nan if loss is None else loss, peak_bytes=said("peak_bytes"), cut_hash=said("cut"),
     )  # fmt: skip
+
+
+def _lines(detail: object) -> str:
+    """For the log: indented, so that no device can write lines that look like the log's own."""
+    return "\n".join(f"    {plain(line)}" for line in str(detail)[:MOST_DETAIL].splitlines())
 
 
 def _plain(value: Any) -> Any:

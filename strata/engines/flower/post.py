@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import httpx
 from flwr.app import Message, MessageType
 
 from strata.engines.flower import codec
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 KINDS = {"hello": MessageType.QUERY, "train": MessageType.TRAIN, "statistics": MessageType.EVALUATE,
          "evaluate": MessageType.EVALUATE}  # fmt: skip
 PAUSE = 0.25  # seconds between looks for answers
+REST = 4  # and at least so many times what a look in vain takes, up to LOOK: with many messages it takes a while
 LOOK = 2.0  # and between looks for who is connected
 LARGEST_HEADER = 1 << 20  # of an answer
 PATIENCE = 60.0  # seconds that a message outlives its deadline: for an answer on its way
@@ -49,6 +51,7 @@ class Post:
         self.open: dict[str, Sent] = {}
         self._nodes: set[int] = set()
         self._looked = float("-inf")
+        self._in_vain = 0.0  # seconds that the last look spent on messages without an answer
 
     def nodes(self, now: bool = False) -> set[int]:
         """Who is connected, as of a moment ago."""
@@ -76,24 +79,44 @@ class Post:
         self.open = {id: sent for id, sent in self.open.items() if sent.node != node}
 
     def answers(self) -> Iterator[Answer]:
-        """What has come since the last look."""
-        if not self.open:
-            return
-        for message in self._grid.pull_messages(list(self.open)):
-            id = message.metadata.reply_to_message_id
-            sent = self.open.pop(id, None)
-            if sent is None:
+        """What has come since the last look.
+
+        Each message is asked for on its own: Flower counts all that one call asks for as delivered before it unpacks
+        them, so an answer that it cannot unpack would take those of other devices along.
+        """
+        self._in_vain = 0.0
+        for id in list(self.open):
+            if id not in self.open:  # its device has gone in the meantime
                 continue
-            if message.has_error():
-                yield Answer(id, sent, None, _reason(message))
-                continue
-            try:
-                yield Answer(id, sent, codec.decode(payload(message.content), LARGEST_HEADER))
-            except codec.Malformed as error:
-                yield Answer(id, sent, None, f"its answer cannot be read: {error}")
+            began = time.monotonic()
+            answer = self._answer_to(id)
+            if answer is None:
+                self._in_vain += time.monotonic() - began
+            else:
+                del self.open[id]
+                yield answer
+
+    def _answer_to(self, id: str) -> Answer | None:
+        """None where there is none yet."""
+        sent = self.open[id]
+        try:
+            # Who would answer for another device does not know the id: it is a digest of what only that device was
+            # sent. An answer that names another id is lost, and Flower says so at the next look.
+            found = [one for one in self._grid.pull_messages([id]) if one.metadata.reply_to_message_id == id]
+            if not found:
+                return None
+            if found[0].has_error():
+                return Answer(id, sent, None, _reason(found[0]))
+            return Answer(id, sent, codec.decode(payload(found[0].content), LARGEST_HEADER))
+        except httpx.HTTPError:  # no device's fault: the server cannot be reached
+            raise
+        except codec.Malformed as error:
+            return Answer(id, sent, None, plain(f"its answer cannot be read: {error}"))
+        except Exception as error:  # what a device writes can make Flower fail in many ways
+            return Answer(id, sent, None, f"its answer cannot be read ({type(error).__name__} in Flower)")
 
     def pause(self) -> None:
-        time.sleep(PAUSE)
+        time.sleep(max(PAUSE, min(REST * self._in_vain, LOOK)))
 
 
 def _reason(message: Message) -> str:

@@ -3,17 +3,35 @@
 from __future__ import annotations
 
 import math
+import re
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from strata.data import AUGMENTATIONS
 from strata.engines.flower import codec
 from strata.engines.flower.post import Answer, Post, names, plain
 from strata.engines.flower.settings import NAME
 from strata.errors import BadInput
 
 Say = Callable[[str], None]
+
+MOST_SAMPLES, MOST_CLASSES, LARGEST_IMAGE = 1 << 40, 1 << 20, 1 << 28  # more is a lie
+SMALLEST_STD = 1e-6  # images are divided by it
+LONGEST = 500  # characters of what is said about a device
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What devices must have in common to train one network on data that the server has never seen."""
+
+    classes: int
+    input: tuple[int, ...]
+    augmentation: str
+
+    def __str__(self) -> str:
+        return f"{self.classes} classes, images of {'x'.join(map(str, self.input))}, augmentation {self.augmentation}"
 
 
 @dataclass(frozen=True)
@@ -51,13 +69,33 @@ class Device:
                 versions={plain(k, 32): plain(v, 64) for k, v in meta["versions"].items()},
                 labels=plain(meta["labels"], 64), holds=digests(meta["holds"]),
             )  # fmt: skip
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise codec.Malformed(f"it does not say what it has ({type(error).__name__}: {error})") from None
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
+            raise codec.Malformed(plain(f"it does not say what it has ({type(error).__name__}: {error})")) from None
         if not isinstance(device.name, str) or not NAME.fullmatch(device.name):
             raise codec.Malformed("it has no proper name")
         if device.samples < 1 or device.budget < 1 or device.classes < 1 or not device.input or 0 in device.input:
             raise codec.Malformed("it has no samples, no memory or no classes")
+        large = len(device.input) > codec.MOST_DIMS or math.prod(device.input) > LARGEST_IMAGE
+        if large or max(device.samples, device.held) > MOST_SAMPLES or device.classes > MOST_CLASSES:
+            raise codec.Malformed("it says that it has more data than there can be")
+        if not len(device.mean) == len(device.std) == device.input[0] or min(device.std) < SMALLEST_STD:
+            raise codec.Malformed("it has no mean and standard deviation for each channel of its images")
+        if device.augmentation not in AUGMENTATIONS:
+            raise codec.Malformed(f"it has an augmentation that is not known here, {device.augmentation}")
         return device
+
+    @property
+    def kind(self) -> Kind:
+        return Kind(self.classes, self.input, self.augmentation)
+
+
+def in_order(devices: Iterable[Device]) -> list[Device]:
+    """By name, and numbers in names as numbers: pi-2 before pi-10."""
+    return sorted(devices, key=lambda device: (_natural(device.name), device.name))
+
+
+def _natural(name: str) -> list[tuple[str, int]]:
+    return [(text, int(number or 0)) for text, number in re.findall(r"(\D*)(\d*)", name)]
 
 
 def digests(values: Any) -> frozenset[str]:
@@ -89,6 +127,7 @@ class Roster:
         self._waiting: dict[str, Device] = {}  # came under a name that another node still has: perhaps a restart
         self.structure: str | None = None  # the model's, once it is known
         self.labels = ""  # digest of the class names, once they are known
+        self.kind: Kind | None = None  # of the data, once it is known; None where the server has data of its own
         self.allowed: Collection[str] | None = None  # names, once the fleet is fixed
 
     def refresh(self) -> None:
@@ -111,7 +150,7 @@ class Roster:
                 self._known[node] = ""
 
     def take(self, answer: Answer) -> None:
-        """The answer to a greeting."""
+        """The answer to a greeting. What one device writes never ends the run."""
         node = answer.sent.node
         try:
             if answer.packet is None:
@@ -119,30 +158,46 @@ class Roster:
             meta = answer.packet.meta
             if meta.get("what") == "failure":
                 raise codec.Malformed(plain(meta.get("reason")))
-            self._admit(Device.of(node, meta))
-        except codec.Malformed as error:
-            self._known[node] = str(error)
-            self._say(f"a device (node {node}) is not used: {error}")
+            device = Device.of(node, meta)
+        except Exception as error:
+            told = isinstance(error, codec.Malformed)
+            self._refuse(node, str(error) if told else f"its greeting cannot be read ({error!r})")
+        else:
+            self._admit(device)
+
+    def _refuse(self, node: int, reason: str) -> None:
+        self._known[node] = plain(reason, LONGEST)
+        self._say(f"a device (node {node}) is not used: {self._known[node]}")
 
     def _admit(self, device: Device) -> None:
-        name = device.name
-        if self.allowed is not None and name not in self.allowed:
-            raise codec.Malformed(f"{name} was not there when the run began; it can take part in the next one")
-        if (reason := self.misfit(device)) is not None:
-            raise codec.Malformed(reason)
-        other = self.devices.get(name)
-        if other is not None and other.node != device.node:
-            self._waiting[name] = device  # Flower takes a minute to notice that a node is gone
-            raise codec.Malformed(f"there is another device named {name}: if it has not restarted, names must differ")
-        self._known[device.node] = name
-        self.devices[name] = device
+        """Under its name; or says why not."""
+        reason = self._objection(device)
+        if reason is not None:
+            self._refuse(device.node, reason)
+            return
+        self._known[device.node] = device.name
+        self.devices[device.name] = device
         self._say(
-            f"{name} is here: {device.samples} samples, {device.budget} bytes for training, runtime "
+            f"{device.name} is here: {device.samples} samples, {device.budget} bytes for training, runtime "
             f"{device.baseline} bytes, torch {device.versions.get('torch', '?')}"
         )
 
+    def _objection(self, device: Device) -> str | None:
+        name = device.name
+        if self.allowed is not None and name not in self.allowed:
+            return f"{name} was not there when the run began; it can take part in the next one"
+        if (reason := self.misfit(device)) is not None:
+            return reason
+        other = self.devices.get(name)
+        if other is not None and other.node != device.node:
+            self._waiting[name] = device  # Flower takes a minute to notice that a node is gone
+            return f"there is another device named {name}: if it has not restarted, names must differ"
+        return None
+
     def misfit(self, device: Device) -> str | None:
         """Why this device cannot take part in the run."""
+        if self.kind is not None and device.kind != self.kind:
+            return f"{device.name} has other data ({device.kind}) than the run is for ({self.kind})"
         if self.labels and device.labels and device.labels != self.labels:
             return (
                 f"{device.name} numbers its classes otherwise than the server: the same class folders, by name, are "

@@ -78,16 +78,34 @@ class DeviceSettings:
 
 
 @dataclass(frozen=True)
+class Terms:
+    """How a run treats its devices. They are in its folder: a run that is resumed goes on as it began."""
+
+    minimum: int = 1  # devices to wait for before the first round
+    wait: float = 600.0  # seconds to wait for them
+    deadline: float | None = None  # seconds a device has for its answer
+    evaluation: str = "server"  # server: on its test data; devices: on what they hold out, the counts summed
+
+    def __post_init__(self) -> None:
+        if not _whole(self.minimum) or self.minimum < 1:
+            raise BadInput(f"a run waits for at least 1 device, not {self.minimum!r}")
+        if self.evaluation not in EVALUATIONS:
+            raise BadInput(f"evaluation is done by the {' or the '.join(EVALUATIONS)}, not {self.evaluation!r}")
+        _check_seconds(self.wait, "the time to wait for devices")
+        _check_seconds(self.deadline, "the deadline of a round")
+
+
+@dataclass(frozen=True)
 class RunSettings:
     """`strata fleet run`. Rounds, devices per round, quorum, norm bound and the like are the request's own."""
 
     request: Mapping[str, Any]  # strata.federation.request.Request as JSON; without budgets the devices' own count
     out: str  # the run's folder: an absolute path on the server
     resume: bool = False
-    minimum: int = 1  # devices to wait for before the first round
-    wait: float = 600.0  # seconds to wait for them
-    deadline: float | None = None  # seconds a device has for its answer
-    evaluation: str = "server"  # server: on its test data; devices: on what they hold out, the counts summed
+    minimum: int | None = None  # this and the next three: None where not given, see `terms`
+    wait: float | None = None
+    deadline: float | None = None
+    evaluation: str | None = None
     workers: int = 0  # processes for the server's own evaluation; 0: the server app itself
     levels: int = 4  # at most this many budget levels are made of the devices' budgets
 
@@ -96,16 +114,17 @@ class RunSettings:
             raise BadInput("a run's settings hold the request as an object")
         if not isinstance(self.out, str) or not Path(self.out).is_absolute():
             raise BadInput(f"the run's folder is an absolute path on the server, not {self.out!r}")
-        if not _whole(self.minimum) or self.minimum < 1:
-            raise BadInput(f"a run waits for at least 1 device, not {self.minimum!r}")
-        if self.evaluation not in EVALUATIONS:
-            raise BadInput(f"evaluation is done by the {' or the '.join(EVALUATIONS)}, not {self.evaluation!r}")
         if not _whole(self.workers) or self.workers < 0:
             raise BadInput(f"workers are 0 or more, not {self.workers!r}")
         if not _whole(self.levels) or self.levels < 1:
             raise BadInput(f"a fleet has at least 1 level, not {self.levels!r}")
-        _check_seconds(self.wait, "the time to wait for devices")
-        _check_seconds(self.deadline, "the deadline of a round")
+        self.terms({})
+
+    def terms(self, saved: Mapping[str, Any]) -> Terms:
+        """As given; else as in the run's fleet.json, where it is resumed (older ones lack some); else the defaults."""
+        names = [field.name for field in fields(Terms)]
+        given = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
+        return Terms(**({name: saved[name] for name in names if name in saved} | given))
 
     def to_argument(self) -> str:
         """For --run-config."""

@@ -15,11 +15,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from strata.engines.base import Outcome
+from strata.engines.base import EngineFailed, Outcome
 from strata.engines.flower import codec
 from strata.engines.flower.post import plain
 from strata.federation.program import EvaluateJob, FinishJob
 from strata.training.evaluation import Unit
+from strata.training.statistics import CALIBRATION_IMAGES
 
 if TYPE_CHECKING:
     from strata.cutting import ChannelGraph, Cut
@@ -53,8 +54,7 @@ class Survey:
                 lambda device: device.held > 0,
             )
             if not found:
-                yield Outcome(index, None, "no device could evaluate the model")
-                continue
+                raise EngineFailed("no device could evaluate the model: resume the run when devices are there")
             yield Outcome(index, [Unit(number, *counts) for number, counts in sorted(found.items())])
 
     def _statistics(
@@ -64,16 +64,24 @@ class Survey:
             return {}
         if self._measured is None or self._measured[0] is not state or self._measured[1] != cut.hash:
             meta = {"cut": cut.to_json(), "seed": seed}
-            found = self._ask("statistics", meta, tensors, lambda packet, _: self._buffers(packet, cut, tensors))
+            found = self._ask("statistics", meta, tensors, lambda packet, who: self._buffers(packet, who, tensors))
             if not found:
-                raise RuntimeError("no device could measure batch norm's statistics")
+                raise EngineFailed(
+                    "no device could measure batch norm's statistics: resume the run when devices are there"
+                )
             self._measured = (state, cut.hash, mean_of([found[number] for number in sorted(found)]))
         return self._measured[2]
 
-    def _buffers(self, packet: codec.Packet, cut: Cut, tensors: Mapping[str, Tensor]) -> tuple[int, dict[str, Tensor]]:
-        images, made = packet.meta.get("images"), packet.tensors()
-        if packet.meta.get("what") != "statistics" or not isinstance(images, int) or not 1 <= images < 1 << 31:
+    def _buffers(
+        self, packet: codec.Packet, device: Device, tensors: Mapping[str, Tensor]
+    ) -> tuple[int, dict[str, Tensor]]:
+        """With the weight of as many images as it can have used."""
+        images: Any = packet.meta.get("images")
+        if packet.meta.get("what") != "statistics" or not _is_count(images) or images < 1:
             raise codec.Malformed("sent no statistics")
+        if len(packet.body) != sum(tensors[name].nbytes for name in self._graph.buffer_names):
+            raise codec.Malformed("sent statistics of another size than it was asked for")
+        made = packet.tensors()
         if set(made) != set(self._graph.buffer_names):
             raise codec.Malformed("sent other statistics than it was asked for")
         for name, value in made.items():
@@ -81,7 +89,9 @@ class Survey:
                 raise codec.Malformed(f"sent {name} in another form")
             if not bool(torch.isfinite(value).all()):
                 raise codec.Malformed(f"sent {name} with values that are not finite")
-        return images, made
+            if name.endswith("running_var") and bool((value < 0).any()):
+                raise codec.Malformed(f"sent {name} with negative variances")
+        return min(images, CALIBRATION_IMAGES, device.samples), made
 
     def _counts(self, packet: codec.Packet, device: Device) -> tuple[float, tuple[int, ...], tuple[int, ...]]:
         meta, classes = packet.meta, self._graph.classes
@@ -89,12 +99,12 @@ class Survey:
         for values in (correct, counts):
             if not isinstance(values, list) or len(values) != classes:
                 raise codec.Malformed("sent no counts per class")
-            if not all(isinstance(value, int) and not isinstance(value, bool) and value >= 0 for value in values):
+            if not all(map(_is_count, values)):
                 raise codec.Malformed("sent counts that are none")
         assert isinstance(correct, list) and isinstance(counts, list)
         if sum(counts) != device.held or any(a > b for a, b in zip(correct, counts, strict=True)):
             raise codec.Malformed("sent counts that do not fit what it holds out")
-        if loss is not None and (isinstance(loss, bool) or not isinstance(loss, int | float)):
+        if loss is not None and not (_is_count(loss) or isinstance(loss, float)):
             raise codec.Malformed("sent no loss")
         return (math.nan if loss is None else float(loss)), tuple(correct), tuple(counts)
 
@@ -104,7 +114,7 @@ class Survey:
     ) -> dict[int, Any]:  # fmt: skip
         """What each device that is free answers, by number; who cannot or does not is left out, and named."""
         engine = self._engine
-        engine.await_someone()
+        engine.await_devices(engine.names, 1)
         until = engine.until()
         asked: dict[str, tuple[int, Device, str]] = {}
         for number, device in engine.free_devices():
@@ -130,8 +140,9 @@ class Survey:
                     if answer.packet.meta.get("token") != token:
                         raise codec.Malformed("answered another message")
                     found[number] = read(answer.packet, device)
-                except codec.Malformed as error:
-                    engine.say(f"{device.name} takes no part in this evaluation: {error}")
+                except Exception as error:  # what one device writes never ends the run
+                    reason = str(error) if isinstance(error, codec.Malformed) else repr(error)
+                    engine.say(f"{device.name} takes no part in this evaluation: {plain(reason)}")
             asked = {id: one for id, one in asked.items() if id in engine.post.open}
             if asked:
                 engine.post.pause()
@@ -141,16 +152,20 @@ class Survey:
 
 
 def mean_of(found: Sequence[tuple[int, Mapping[str, Tensor]]]) -> dict[str, Tensor]:
-    """Weighted by images, in double precision; counters as the first device has them."""
+    """Weighted by images, in double precision; of counters the median."""
     total = sum(images for images, _ in found)
     first = found[0][1]
     made = {}
     for name, tensor in first.items():
         if not tensor.is_floating_point():
-            made[name] = tensor
+            made[name] = torch.stack([buffers[name] for _, buffers in found]).median(0).values
             continue
         summed = torch.zeros_like(tensor, dtype=torch.float64)
         for images, buffers in found:
             summed += buffers[name].double() * images
         made[name] = (summed / total).to(tensor.dtype)
     return made
+
+
+def _is_count(value: Any) -> bool:
+    return type(value) is int and 0 <= value < 1 << 62

@@ -87,7 +87,9 @@ def test_strided_tensors_travel_as_values() -> None:
         (with_tensors([["w", "uint8", [1.0]]], b"\0"), "shape"),
         (with_tensors([["w", "uint8", [1] * 17]], b"\0"), "shape"),
         (with_tensors([["w", "uint8", [1]], ["w", "uint8", [1]]], b"\0\0"), "twice"),
-        (with_tensors([["w", "float32", [1 << 40, 1 << 40]]]), "bytes of tensors"),  # and no memory was taken for it
+        (with_tensors([["w", "float32", [1 << 40, 1 << 7]]]), "bytes of tensors"),  # and no memory was taken for it
+        (with_tensors([["w", "float32", [1 << 40, 1 << 40]]]), "shape"),
+        (with_tensors([["w", "float32", [1 << 47, 1 << 47, 0]]]), "shape"),  # no bytes, but too much for torch
         (with_tensors([["w", "float32", [2]]], b"\0" * 7), "bytes of tensors"),
         (with_tensors([["w", "float32", [0, 1 << 47]]], b"\0"), "bytes of tensors"),
     ],

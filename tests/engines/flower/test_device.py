@@ -218,7 +218,24 @@ def test_limits_of_cgroups(tmp_path: Path) -> None:
     (old / "memory.limit_in_bytes").write_text(f"{32 * MIB}\n")
     membership.write_text("4:cpu,memory:/job\n2:pids:/job\n")
     assert limits.memory_limit(tmp_path, membership) == 32 * MIB
-    assert limits.budget_left(100 * MIB + 5, 40 * MIB) == 60 * MIB and limits.budget_left(1, 2) == MIB
+
+
+def test_what_is_left(tmp_path: Path) -> None:
+    """64 MiB, of which 40 are in use, but 8 of these hold files that can be read again: 32 are left."""
+    membership, meminfo = tmp_path / "membership", tmp_path / "meminfo"
+    membership.write_text("0::/job\n")
+    meminfo.write_text(f"MemTotal: {999 * 1024} kB\nMemFree: 1 kB\nMemAvailable: {50 * 1024} kB\n")
+    assert limits.memory_left(tmp_path, membership, meminfo) == 50 * MIB
+    (tmp_path / "job").mkdir()
+    (tmp_path / "job" / "memory.max").write_text(f"{64 * MIB}\n")
+    (tmp_path / "job" / "memory.current").write_text(f"{40 * MIB}\n")
+    (tmp_path / "job" / "memory.stat").write_text(f"anon {32 * MIB}\ninactive_file {8 * MIB}\nactive_file 0\n")
+    assert limits.memory_left(tmp_path, membership, meminfo) == 32 * MIB
+    meminfo.write_text(f"MemAvailable: {20 * 1024} kB\n")
+    assert limits.memory_left(tmp_path, membership, meminfo) == 20 * MIB
+    assert limits.memory_left(tmp_path / "none", tmp_path / "none", tmp_path / "none") == limits.memory_limit()
+    assert limits.budget_left(100 * MIB + 5, 40 * MIB, 80 * MIB) == 60 * MIB
+    assert limits.budget_left(100 * MIB, 40 * MIB, 20 * MIB + 5) == 20 * MIB and limits.budget_left(1, 2, 3) == MIB
 
 
 @pytest.mark.parametrize(

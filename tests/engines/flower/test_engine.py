@@ -4,29 +4,20 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Iterable
 from dataclasses import replace
-from functools import cache
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
-from flwr.app import Message
 from flwr.app.error import Error
-from flwr.supercore.task_identity import TaskIdentity
-from torch import Tensor
 
 from strata.costs import memory
-from strata.cutting import ChannelGraph
 from strata.data import load
 from strata.engines.flower import codec
 from strata.engines.flower.bench import Bench, failure
 from strata.engines.flower.conducting import _members
-from strata.engines.flower.engine import FlowerEngine
-from strata.engines.flower.envelope import content, payload
-from strata.engines.flower.holding import holding_of, label_digest
+from strata.engines.flower.holding import label_digest
 from strata.engines.flower.levels import Assignment, group, level_for, most_bytes, per_device
 from strata.engines.flower.post import Post
 from strata.engines.flower.roster import Roster
@@ -34,96 +25,14 @@ from strata.engines.flower.settings import DeviceSettings
 from strata.errors import BadInput
 from strata.federation.checking import problem_with
 from strata.federation.holdings import Holdings
-from strata.federation.program import EvaluateJob, FinishJob, TrainJob
+from strata.federation.program import EvaluateJob, FinishJob
 from strata.methods import create
-from strata.methods.base import Task
 from strata.models import resnet20
 from strata.planning import plan
-from strata.training import LocalTraining, combine
+from strata.training import combine, train_device
+from tests.engines.flower.inprocess import MIB, TRAINING, Grid, bench, changed, device, fleet, graph, job, silent, state
 
-Answering = Callable[[bytes], bytes | Error | None]  # None: never answers
-TRAINING = LocalTraining(batch_size=8, mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5))
-MIB = 2**20
-
-
-@pytest.fixture(autouse=True)
-def identity(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Flower's messages know which run they are of."""
-    monkeypatch.setattr(TaskIdentity, "_task_id", 1)
-    monkeypatch.setattr(TaskIdentity, "_run_id", 1)
-    monkeypatch.setattr(TaskIdentity, "_node_id", 1)
-
-
-class Grid:
-    """Flower's, as far as the post uses it."""
-
-    def __init__(self, nodes: dict[int, Answering]) -> None:
-        self.nodes = nodes
-        self.sent: list[tuple[int, codec.Packet]] = []
-        self._ready: dict[str, Message] = {}
-
-    def get_node_ids(self) -> list[int]:
-        return list(self.nodes)
-
-    def push_messages(self, messages: Iterable[Message]) -> list[str]:
-        ids = []
-        for message in messages:
-            id = f"message {len(self.sent)}"
-            message.metadata.__dict__["_message_id"] = id
-            node, data = message.metadata.dst_node_id, payload(message.content)
-            self.sent.append((node, codec.decode(data)))
-            answer = self.nodes[node](data)
-            if answer is not None:
-                made = Message(answer if isinstance(answer, Error) else content(answer), reply_to=message)
-                self._ready[id] = made
-            ids.append(id)
-        return ids
-
-    def pull_messages(self, ids: Iterable[str]) -> list[Message]:
-        return [self._ready.pop(id) for id in list(ids) if id in self._ready]
-
-
-@cache
-def graph() -> ChannelGraph:
-    return ChannelGraph(resnet20(num_classes=10), (3, 32, 32))
-
-
-@cache
-def state() -> dict[str, Tensor]:
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        return dict(resnet20(num_classes=10).state_dict())
-
-
-def bench(folder: Path, name: str, index: int = 0, hold_out: float = 0.0) -> Bench:
-    settings = DeviceSettings(
-        name, budget=64 * MIB, partition="iid", index=index, devices=60, hold_out=hold_out, cache=str(folder / name),
-        hard_limit=False,  # it is this process
-    )  # fmt: skip
-    return replace(_bench(), settings=settings, holding=holding_of(settings))
-
-
-@cache
-def _bench() -> Bench:
-    return Bench.prepared("resnet20", DeviceSettings("some", budget=MIB, partition="iid", devices=60))
-
-
-def device(made: Bench) -> Answering:
-    return lambda data: made.answer(codec.decode(data), 1)
-
-
-def fleet(grid: Grid, names: list[str], **more: Any) -> FlowerEngine:
-    post = Post(grid)  # type: ignore[arg-type]
-    roster = Roster(post, "resnet20", lambda text: None)
-    roster.gather(len(grid.nodes), 30.0)
-    assignment = more.pop("assignment", None) or Assignment((1, 2), (1,) * len(names))
-    values: dict[str, Any] = {"home": None, "deadline": None, "wait": 0.1, "say": lambda text: None,
-                              "save": lambda: None, "graph": graph(), **more}  # fmt: skip
-    return FlowerEngine(post, roster, names, assignment, TRAINING, "resnet20", **values)
-
-
-def job(round: int = 0, number: int = 0, frozen: int = 2) -> TrainJob:
-    return TrainJob(Task(round, number, graph().slt(frozen, frozen + 1, 0.3)), np.zeros(25, np.int64), 0.1, 0)
+pytestmark = pytest.mark.usefixtures("identity")
 
 
 def trained(grid: Grid) -> list[codec.Packet]:
@@ -186,21 +95,6 @@ def test_late_busy_gone(tmp_path: Path) -> None:
     engine.post._looked = float("-inf")
     (three,) = engine.run([job(3, 0)], state())
     assert three.reason is None
-
-
-def silent(made: Bench) -> Answering:
-    """Greets, then never answers."""
-    return lambda data: made.answer(codec.decode(data), 1) if codec.decode(data).meta["what"] == "hello" else None
-
-
-def changed(made: Bench, **meta: Any) -> Answering:
-    def answer(data: bytes) -> bytes:
-        packet = codec.decode(made.answer(codec.decode(data), 1))
-        if packet.meta["what"] != "update":
-            return codec.encode(packet.meta, packet.tensors())
-        return codec.encode({**packet.meta, **meta}, packet.tensors())
-
-    return answer
 
 
 @pytest.mark.parametrize(
@@ -310,6 +204,25 @@ def test_too_few_devices_is_said_with_the_reason(tmp_path: Path) -> None:
     roster = Roster(Post(grid), "resnet20", lambda text: None)  # type: ignore[arg-type]
     with pytest.raises(BadInput, match=r"0 of 1 devices were there after 0.3 s \(none\); not used: no such model here"):
         roster.gather(1, 0.3)
+
+
+@pytest.mark.parametrize(("training", "images"), [({}, 2), ({"micro_batch": 1}, 1), ({"batch_size": 1}, 1)])
+def test_warming_up_takes_no_more_images_at_once_than_the_task(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, training: dict[str, int], images: int
+) -> None:
+    grid = Grid({7: device(bench(tmp_path, "a"))})
+    engine = fleet(grid, ["a"])
+    engine.training |= training
+    seen: list[int] = []
+
+    def counting(graph: Any, task: Any, tensors: Any, own: Any, *rest: Any, **more: Any) -> Any:
+        seen.append(len(own))
+        return train_device(graph, task, tensors, own, *rest, **more)
+
+    monkeypatch.setattr("strata.engines.flower.bench.train_device", counting)
+    (one,) = engine.run([job()], state())
+    assert one.reason is None and problem_with(one.result, job().task, state()) is None
+    assert seen == [images, 25]
 
 
 def test_only_agreed_models_are_built() -> None:
