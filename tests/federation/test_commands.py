@@ -188,13 +188,13 @@ def test_an_option_that_nothing_would_use_is_refused(
 def test_what_a_folder_was_started_with_is_not_given_anew(capsys: pytest.CaptureFixture[str]) -> None:
     request = Request(
         model="strata_run_nets:make", devices=10, per_round=3, rounds=2, method="fd", constraints=(0.75,),
-        schedule="equal", patience=3, accounting="peak", stragglers="0.2:3", server_momentum=0.5,
+        schedule="equal", patience=3, accounting="peak", server_momentum=0.5,
     )  # fmt: skip
     launch(request, Path("old"), workers=0, progress=False)
     before = bits(Path("old"))
     for name in ("summary.json", "model.safetensors"):  # as if it had been killed at its end
         Path("old", name).unlink()
-    code, _, err = strata(capsys, "run", "--resume", "old", "--workers", "0", "--quiet", "--schedule", "equal", *SLOW)
+    code, _, err = strata(capsys, "run", "--resume", "old", "--workers", "0", "--quiet", "--schedule", "equal")
     assert code == 0 and bits(Path("old")) == before, err
 
 
