@@ -82,7 +82,9 @@ class Loopback:
 
     def start(self, name: str, command: list[str], env: dict[str, str]) -> subprocess.Popen[bytes]:
         with open(self.folder / f"{name}.log", "ab") as log:
-            process = subprocess.Popen(command, stdout=log, stderr=log, stdin=subprocess.DEVNULL, env=env)
+            process = subprocess.Popen(
+                command, stdout=log, stderr=log, stdin=subprocess.DEVNULL, env=env, start_new_session=True
+            )
         self.processes.append(process)
         return process
 
@@ -144,6 +146,8 @@ class Loopback:
     def close(self) -> None:
         for process in reversed(self.processes):
             end(process, signal.SIGTERM)
+            with suppress(ProcessLookupError):  # an app that Flower left behind is still of its group
+                os.killpg(process.pid, signal.SIGKILL)
 
 
 def end(process: subprocess.Popen[bytes], number: int = signal.SIGKILL) -> None:
