@@ -70,8 +70,8 @@ def table_true_bytes(asked: Asked) -> Experiment:
     def render(results: Results, out: Path) -> list[Path]:
         found: list[tuple[Row, Outcome | None]] = []
         for row in table_rows:
-            found += [(row, one) for one in results.every(row.cell)] if row.fits else []
-            found += [] if found and found[-1][0] == row else [(row, None)]
+            every: Sequence[Outcome | None] = results.every(row.cell) if row.fits else ()
+            found += [(row, one) for one in every or (None,)]
         lengths = results.lengths(row.cell for row in table_rows)
         with drawing.figure(out, "figure", 1, max(1, len(lengths)), sharey=True) as (axes, pictures):
             for place, rounds in zip(axes[0], lengths, strict=False):

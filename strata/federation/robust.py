@@ -41,6 +41,11 @@ class Robust:
         return most if self.trim is None else min(math.ceil(self.trim * values), most)
 
 
+def updates_needed(quorum: int, robust: Robust | None) -> int:
+    """For a round to count."""
+    return max(quorum, FEWEST) if robust else quorum
+
+
 def parse_aggregation(text: str) -> Robust | None:
     """'mean' -> None, 'median', 'trimmed', 'trimmed:0.2'."""
     rule, colon, share = text.partition(":")

@@ -16,7 +16,7 @@ from strata.federation.fleet import Fleet
 from strata.federation.holdings import BYTES_PER_VALUE
 from strata.federation.privacy import Privacy, PrivateSum, Reach
 from strata.federation.program import CohortJob, Failed, TrainJob
-from strata.federation.robust import FEWEST, KeptUpdates, Robust
+from strata.federation.robust import FEWEST, KeptUpdates, Robust, updates_needed
 from strata.federation.state import FederationState
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ class RoundSettings:
         """Updates, or the round is redone. Under differential privacy it never is: who answered must not matter."""
         if self.privacy:
             return 0
-        return max(self.quorum, FEWEST) if self.robust else self.quorum
+        return updates_needed(self.quorum, self.robust)
 
 
 @dataclass

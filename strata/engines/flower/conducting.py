@@ -26,7 +26,7 @@ from strata.errors import BadInput, Infeasible
 from strata.federation.files import read_json, write_json
 from strata.federation.folder import has_checkpoint
 from strata.federation.request import Request, jsonable
-from strata.federation.robust import FEWEST, parse_aggregation
+from strata.federation.robust import parse_aggregation, updates_needed
 from strata.federation.running import make_engine, run
 
 if TYPE_CHECKING:
@@ -115,7 +115,8 @@ def conduct(grid: Grid, settings: RunSettings) -> Result | None:
 
     engine = FlowerEngine(
         post, roster, fleet, assignment, training, request.model, home=home, deadline=terms.deadline,
-        wait=terms.wait, say=say, save=save, graph=graph, needed=_needed(request), moving=not private,
+        wait=terms.wait, say=say, save=save, graph=graph, moving=not private,
+        needed=updates_needed(request.quorum, parse_aggregation(request.aggregation)),
     )  # fmt: skip
 
     def adjusted(method: Method, round: int) -> Method:
@@ -141,12 +142,6 @@ def _check_privacy(request: Request, terms: Terms) -> None:
                        "theirs is not covered by epsilon; give --evaluation server")  # fmt: skip
     if request.dp_seed is not None:  # a round run again may get other answers; equal noise would cancel out
         raise BadInput("on a real fleet the noise comes from the operating system: leave out --dp-seed")
-
-
-def _needed(request: Request) -> int:
-    """Updates for a round to count (see RoundSettings.needed): for as many devices a round waits before it begins."""
-    robust = parse_aggregation(request.aggregation)
-    return max(request.quorum, FEWEST) if robust else request.quorum
 
 
 def _unseen_data(roster: Roster, saved: Mapping[str, Any] | None) -> FederatedData:
