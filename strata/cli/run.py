@@ -117,11 +117,12 @@ def add_run_arguments(parser: argparse.ArgumentParser) -> None:
     local.add_argument("--pool", type=int, metavar="N", help="of fd's variant pool: number of sets")
     local.add_argument(
         "--exact", action="store_true", default=None,
-        help="simulate every device on its own; else narrow ones run as one network, equal up to float32 rounding",
+        help="simulate every device on its own and by torch's convolutions, as a real one trains; else narrow ones run "
+        "as one network, and our own convolutions are used: equal up to float32 rounding",
     )  # fmt: skip
     local.add_argument(
         "--kernels", choices=("auto", "off"),
-        help="our own convolutions for very narrow networks, where a C compiler can build them (default auto)",
+        help="our own convolutions in C, where a compiler can build them (default auto): quicker, other rounding",
     )  # fmt: skip
     local.add_argument("--device", metavar="NAME", help="where networks run: cpu (default), cuda, cuda:N")
     judge = parser.add_argument_group("evaluation")

@@ -130,7 +130,7 @@ class Request(Common):
         return LocalTraining(
             self.batch, self.epochs, self.momentum, self.weight_decay, self.proximal, augmentation,
             micro_batch=self.micro_batch, activation_checkpointing=self.activation_checkpointing, device=self.device,
-            kernels=False if self.kernels == "off" else None,
+            kernels=False if self.kernels == "off" or self.exact else None,
         )  # fmt: skip
 
     def make_method(self, graph: ChannelGraph) -> Method:

@@ -81,6 +81,8 @@ def run(
     elif constraint is not None or budget is not None:
         raise BadInput("the method already knows what devices can hold: give a constraint or budget with a name only")
     checked = Options(**_known(options), rounds=_rounds(method, rounds), devices=_devices(partition, devices))
+    if checked.exact:  # the reference: as a device of its own trains
+        training = replace(training, kernels=False)
     if parse_stragglers(checked.stragglers)[0] and checked.deadline is None and not resume:
         raise BadInput("stragglers matter only where they can come too late: give a deadline, such as 2, as well")
     if checkpoint_every < 1:

@@ -73,7 +73,8 @@ def train_cohort(
     streams = [batches(*own, settings, seed, task) for task, own in zip(tasks, data, strict=True)]
     for step in zip(*streams, strict=True):
         optimizer.zero_grad()
-        outputs = network([x for x, _ in step])
+        with kernels.own_convolutions(settings.kernels):  # of wide frozen layers
+            outputs = network([x for x, _ in step])
         labels = torch.stack([y for _, y in step]).to(settings.device)
         losses = functional.cross_entropy(outputs.flatten(0, 1), labels.flatten(), reduction="none")
         losses = losses.view(labels.shape).mean(1)  # each device's own; their gradients do not meet

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from strata.errors import BadInput
 from strata.seeds import generator
+from strata.training.kernels import own_convolutions
 from strata.training.settings import LocalTraining
 from strata.training.statistics import BatchStatistics, reestimated
 from strata.training.submodels import warm
@@ -80,7 +81,7 @@ def evaluate_units(
         order = torch.randperm(len(labels), generator=generator(0, "evaluation order"))
     batches = order.split(UNIT_IMAGES[bn])
     results = []
-    with torch.inference_mode():
+    with torch.inference_mode(), own_convolutions(settings.kernels):
         for number in numbers:
             index = batches[number]
             x, y = small.arranged(settings.prepared(images[index])), labels[index].to(small.device)

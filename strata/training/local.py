@@ -16,6 +16,7 @@ from torch import Tensor
 from strata.errors import BadInput
 from strata.methods.base import Task
 from strata.seeds import derive, generator
+from strata.training.kernels import own_convolutions
 from strata.training.memory import peak_bytes
 from strata.training.settings import LocalTraining, seeded
 from strata.training.submodels import warm
@@ -55,7 +56,8 @@ def train_device(
     trainer = Trainer(graph, task, settings, lr)
     levels = generator(seed, "fjord level", task.round, task.device)
     total = 0.0
-    with seeded(settings.device, derive(seed, "dropout", task.round, task.device)):
+    dropout = seeded(settings.device, derive(seed, "dropout", task.round, task.device))
+    with dropout, own_convolutions(settings.kernels):
         for x, y in batches(images, labels, settings, seed, task):
             level = int(torch.randint(len(trainer.levels), (), generator=levels))
             total += trainer.step(x, y, level) * len(y)

@@ -66,7 +66,8 @@ class LocalTraining:
     device: str = "cpu"  # where the network runs, such as cuda; each kind of device has its own bits
     # "auto" or at most so many segments of the forward pass; backward computes all but the last anew (same bits)
     activation_checkpointing: int | str | None = None
-    kernels: bool | None = None  # our own convolutions for very narrow cohorts; None: where there is a C compiler
+    # our own convolutions in simulation; None: a run decides it where it begins (yes where there is a C compiler)
+    kernels: bool | None = None
 
     def __post_init__(self) -> None:
         for name in ("mean", "std"):  # lists are welcome, but settings are hashed

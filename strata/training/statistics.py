@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from strata.seeds import generator
+from strata.training.kernels import own_convolutions
 from strata.training.settings import LocalTraining
 from strata.training.submodels import warm
 
@@ -59,7 +60,7 @@ def reestimated(
     small = warm(graph, cut, settings.device)
     small.load(tensors)
     small.module.eval()
-    with torch.inference_mode():
+    with torch.inference_mode(), own_convolutions(settings.kernels):
         for number, batch in enumerate(images.split(CALIBRATION_BATCH)):
             with BatchStatistics(weight=1 / (number + 1)):  # the mean over batches
                 small.module(small.arranged(settings.prepared(batch)))

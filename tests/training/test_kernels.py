@@ -1,4 +1,4 @@
-"""Our own convolutions against torch's, and the cohorts that use them."""
+"""Our own convolutions of narrow networks against torch's, and the cohorts that use them."""
 
 from __future__ import annotations
 
@@ -141,11 +141,11 @@ def test_a_compiler_that_fails_is_none(tmp_path: Path, monkeypatch: pytest.Monke
     broken.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    kernels._library.cache_clear()
+    kernels.library.library.cache_clear()
     try:
         assert not kernels.available()
         with pytest.raises(BadInput, match="no C compiler"):
             kernels.require()
         assert not list((tmp_path / "cache" / "strata" / "kernels").iterdir()), "nothing half-made stays"
     finally:
-        kernels._library.cache_clear()
+        kernels.library.library.cache_clear()

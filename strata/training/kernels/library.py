@@ -1,0 +1,88 @@
+"""The C sources of this folder, built once per machine with its C compiler and kept."""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
+from functools import lru_cache
+from pathlib import Path
+
+from torch import Tensor
+
+from strata.errors import BadInput
+
+SOURCES = tuple(Path(__file__).with_name(name) for name in ("narrow.c", "winograd.c"))
+FLAGS = ("-O3", "-march=native", "-std=gnu11", "-shared", "-fPIC")
+LANES = 16  # floats in a register
+COMPILERS = ("gcc", "clang", "cc")
+SECONDS = 120  # for building; it takes about three
+
+
+def available() -> bool:
+    return library() is not None
+
+
+def require() -> None:
+    """For whoever is told that the run has them."""
+    if not available():
+        raise BadInput(
+            "this run uses convolutions written in C, and no C compiler that works (gcc, clang or cc) is on this "
+            "machine: install one, or begin a run with --kernels off"
+        )
+
+
+def loaded() -> ctypes.CDLL:
+    found = library()
+    assert found is not None, "asked for without being available"
+    return found
+
+
+def pointer(tensor: Tensor) -> ctypes.c_void_p:
+    return ctypes.c_void_p(tensor.data_ptr())
+
+
+@lru_cache(maxsize=1)
+def library() -> ctypes.CDLL | None:
+    compiler = next(filter(None, map(shutil.which, COMPILERS)), None)
+    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "strata" / "kernels"
+    content = [source.read_bytes() for source in SOURCES]
+    key = hashlib.sha256(repr((content, FLAGS, compiler, _processor())).encode()).hexdigest()[:16]
+    path = folder / f"convolutions-{key}.so"
+    try:
+        if not path.exists():
+            if compiler is None:
+                return None
+            folder.mkdir(parents=True, exist_ok=True)
+            _build(compiler, path)
+        found = ctypes.CDLL(str(path))
+    except (OSError, subprocess.SubprocessError):
+        return None
+    found.winograd.restype = None
+    found.winograd_room.restype = ctypes.c_long
+    return found
+
+
+def _build(compiler: str, path: Path) -> None:
+    """Whole or not at all: other processes may build the same at the same time."""
+    handle, temporary = tempfile.mkstemp(dir=path.parent, suffix=".so.part")
+    os.close(handle)
+    try:
+        command = [compiler, *FLAGS, "-o", temporary, *map(str, SOURCES)]
+        subprocess.run(command, check=True, timeout=SECONDS, stdin=subprocess.DEVNULL, capture_output=True)
+        os.replace(temporary, path)
+    finally:
+        Path(temporary).unlink(missing_ok=True)
+
+
+def _processor() -> str:
+    """Code for one processor need not run on another; a home folder may be shared."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return platform.processor() or platform.machine()
+    return next((line for line in lines if line.startswith(("flags", "Features"))), platform.machine())

@@ -1,0 +1,105 @@
+"""conv2d for wide networks: the usual 3x3 convolutions by winograd.c, all others by torch.
+
+Twice as quick as torch's (which run near the peak of the processor, but multiply four times as often), at about one
+more digit of rounding. Weight gradients are torch's.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from strata.training.kernels.library import LANES, loaded, pointer, require
+
+aten = torch.ops.aten
+TILE = 4  # rows and columns of the output that are computed together
+MOST_WASTE = 1.6  # times as many positions in whole tiles as in the map: beyond it torch's are quicker
+
+_kept = threading.local()  # room for what lies between the stages of a convolution
+
+
+def own_convolutions(wanted: bool | None) -> AbstractContextManager[object]:
+    """Within it the convolutions of submodels are computed by `conv2d` below, if wanted."""
+    if not wanted:
+        return nullcontext()
+    require()
+    return _OwnConvolutions()
+
+
+class _OwnConvolutions(TorchFunctionMode):
+    def __torch_function__(
+        self, func: Any, types: Iterable[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        return (conv2d if func is aten.conv2d.default else func)(*args, **(kwargs or {}))
+
+
+def conv2d(
+    x: Tensor, weights: Tensor, bias: Tensor | None = None, stride: Sequence[int] = (1, 1),
+    padding: Sequence[int] = (0, 0), dilation: Sequence[int] = (1, 1), groups: int = 1,
+) -> Tensor:  # fmt: skip
+    """As aten.conv2d. Which of the two computes it follows from shapes and layout alone."""
+    usual = bias is None and list(stride) == [1, 1] and list(padding) == [1, 1] and list(dilation) == [1, 1]
+    if not (usual and groups == 1 and weights.shape[2:] == (3, 3) and _fits(x, weights)):
+        result: Tensor = aten.conv2d.default(x, weights, bias, stride, padding, dilation, groups)
+    elif torch.is_grad_enabled() and (x.requires_grad or weights.requires_grad):
+        result = _Winograd.apply(x, weights)
+    else:
+        result = _convolved(x, weights, weights.shape[0], flipped=False)
+    return result
+
+
+class _Winograd(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weights: Tensor) -> Tensor:
+        ctx.save_for_backward(x, weights)
+        return _convolved(x, weights, weights.shape[0], flipped=False)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, Tensor | None]:
+        x, weights = ctx.saved_tensors
+        above = gradients[0].contiguous(memory_format=torch.channels_last)
+        of_x = of_weights = None
+        if ctx.needs_input_grad[0]:  # the kernel turned around, and channels in and out exchanged
+            of_x = _convolved(above, weights, weights.shape[1], flipped=True)
+        if ctx.needs_input_grad[1]:
+            ones = [1, 1]
+            of_weights = aten.convolution_backward(
+                above, x, weights, None, ones, ones, ones, False, [0, 0], 1, [False, True, False]
+            )[1]
+        return of_x, of_weights
+
+
+def _fits(x: Tensor, weights: Tensor) -> bool:
+    if not (x.dim() == 4 and x.dtype == weights.dtype == torch.float32 and x.device.type == "cpu"):
+        return False
+    height, width = x.shape[2:]
+    whole = (-(-height // TILE) * TILE) * (-(-width // TILE) * TILE)
+    wide = min(weights.shape[:2]) >= LANES and whole <= MOST_WASTE * height * width
+    return wide and len(x) > 0 and x.is_contiguous(memory_format=torch.channels_last)
+
+
+def _convolved(x: Tensor, weights: Tensor, out: int, flipped: bool) -> Tensor:
+    batch, channels, height, width = x.shape
+    result = torch.empty((batch, out, height, width), memory_format=torch.channels_last)
+    of_out, of_in, of_row, of_column = weights.stride()
+    strides = (of_in, of_out, of_row, of_column) if flipped else (of_out, of_in, of_row, of_column)
+    loaded().winograd(
+        pointer(result), pointer(x), pointer(weights), pointer(_room(channels, out)), (ctypes.c_long * 4)(*strides),
+        int(flipped), (ctypes.c_int * 5)(batch, height, width, channels, out),
+    )  # fmt: skip
+    return result
+
+
+def _room(channels: int, out: int) -> Tensor:
+    size = loaded().winograd_room(channels, out)
+    found: Tensor | None = getattr(_kept, "room", None)
+    if found is None or found.numel() < size:
+        found = _kept.room = torch.empty(size)
+    return found
