@@ -62,7 +62,7 @@ def library() -> ctypes.CDLL | None:
         found = ctypes.CDLL(str(path))
     except (OSError, subprocess.SubprocessError):
         return None
-    found.winograd.restype = None
+    found.winograd.restype = found.winograd_weight_gradient.restype = None
     found.winograd_room.restype = ctypes.c_long
     return found
 

@@ -1,7 +1,7 @@
 """conv2d for wide networks: the usual 3x3 convolutions by winograd.c, all others by torch.
 
 Twice as quick as torch's (which run near the peak of the processor, but multiply four times as often), at about one
-more digit of rounding. Weight gradients are torch's.
+more digit of rounding.
 """
 
 from __future__ import annotations
@@ -69,10 +69,7 @@ class _Winograd(torch.autograd.Function):
         if ctx.needs_input_grad[0]:  # the kernel turned around, and channels in and out exchanged
             of_x = _convolved(above, weights, weights.shape[1], flipped=True)
         if ctx.needs_input_grad[1]:
-            ones = [1, 1]
-            of_weights = aten.convolution_backward(
-                above, x, weights, None, ones, ones, ones, False, [0, 0], 1, [False, True, False]
-            )[1]
+            of_weights = _weight_gradient(x, above, weights)
         return of_x, of_weights
 
 
@@ -93,6 +90,17 @@ def _convolved(x: Tensor, weights: Tensor, out: int, flipped: bool) -> Tensor:
     loaded().winograd(
         pointer(result), pointer(x), pointer(weights), pointer(_room(channels, out)), (ctypes.c_long * 4)(*strides),
         int(flipped), (ctypes.c_int * 5)(batch, height, width, channels, out),
+    )  # fmt: skip
+    return result
+
+
+def _weight_gradient(x: Tensor, above: Tensor, weights: Tensor) -> Tensor:
+    batch, channels, height, width = x.shape
+    out = above.shape[1]
+    result = torch.empty_like(weights)
+    loaded().winograd_weight_gradient(
+        pointer(result), pointer(x), pointer(above), pointer(_room(channels, out)),
+        (ctypes.c_long * 4)(*result.stride()), (ctypes.c_int * 5)(batch, height, width, channels, out),
     )  # fmt: skip
     return result
 
