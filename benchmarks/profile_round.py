@@ -26,8 +26,11 @@ from strata.training import COHORT, cohorts
 OTHER = "other operators"
 OUTSIDE = "Python and dispatch"
 KINDS = (  # the first that occurs in the operator's name
-    ("convolution, backward", ("convolution_backward", "convolutionbackward", "conv_depthwise2d_backward")),
-    ("convolution, forward", ("convolution", "conv2d")),
+    (
+        "convolution, backward",
+        ("convolution_backward", "convolutionbackward", "conv_depthwise2d_backward", "winogradbackward"),
+    ),
+    ("convolution, forward", ("convolution", "conv2d", "winograd")),
     ("batch norm", ("batch_norm",)),
     ("linear and pooling", ("mm", "linear", "pool")),
     ("optimizer", ("sgd", "optimizer")),

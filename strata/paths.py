@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from pathlib import Path
 
 from strata.errors import BadInput
@@ -15,3 +17,14 @@ def expanded(path: str | Path) -> Path:
         raise BadInput(
             f"{path} begins with a home folder that is not known here: give the whole path, such as /home/bob/data"
         ) from None
+
+
+@contextlib.contextmanager
+def writing_to(path: Path) -> Iterator[None]:
+    """Turns what the operating system says about a folder or file that the user named into a sentence."""
+    try:
+        yield
+    except OSError as error:
+        raise BadInput(
+            f"cannot write to {path} ({error.strerror or error}): choose a folder that can be written to"
+        ) from error

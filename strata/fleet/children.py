@@ -15,7 +15,7 @@ from types import FrameType
 from typing import Any
 
 from strata.errors import BadInput
-from strata.fleet.folders import said_plainly
+from strata.paths import writing_to
 
 GRACE = 15.0  # seconds between asking a process to end and ending it
 LAUNCHER = "STRATA_LAUNCHER"  # the launcher's process id
@@ -107,7 +107,7 @@ def last_lines(log: Path, count: int = 12, since: int = 0) -> str:
 @contextlib.contextmanager
 def locked(folder: Path, otherwise: str) -> Iterator[None]:
     """One process at a time; the lock goes with its process."""
-    with said_plainly(folder):
+    with writing_to(folder):
         lock = (folder / "lock").open("w")
     with lock:
         try:

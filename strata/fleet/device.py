@@ -13,9 +13,9 @@ from strata.fleet.addresses import Address, Unreachable, free_port, need_loopbac
 from strata.fleet.children import Signals, Stopped, end, last_lines, locked, start
 from strata.fleet.environment import environment, python
 from strata.fleet.executing import new_secret
-from strata.fleet.folders import said_plainly
 from strata.fleet.keys import DeviceKeys
 from strata.fleet.supernode import CONNECTED, POLL
+from strata.paths import writing_to
 
 DEFAULT_POLL = 1.0  # seconds between two questions for work
 PAUSES = (1.0, 2.0, 5.0, 10.0, 30.0)  # seconds between attempts; the last one repeats
@@ -35,7 +35,7 @@ def work(
         need_loopback(server)
     authority = None if keys is None else keys.authority
     folder = settings.folder
-    with said_plainly(folder):
+    with writing_to(folder):
         folder.mkdir(parents=True, exist_ok=True)
     env = {**environment(folder / "flower"), POLL: str(poll)}
     log = folder / "supernode.log"

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 from strata.engines.flower.settings import NAME
 from strata.errors import BadInput
 from strata.fleet.environment import require_flower
-from strata.fleet.folders import said_plainly
+from strata.paths import writing_to
 
 if TYPE_CHECKING:
     from strata.fleet.certificates import Signed
@@ -127,7 +127,7 @@ def make_keys(path: Path, hosts: Sequence[str], devices: Sequence[str], renew: b
     for host in hosts:
         _check_host(host)
     folder = KeyFolder(path)
-    with said_plainly(path):
+    with writing_to(path):
         exists = folder.authority.exists()
         names = _check(folder, exists, hosts, devices, renew)  # before anything is written
         if not exists:

@@ -15,9 +15,9 @@ from strata.fleet.children import Signals, Stopped, end, last_lines, locked, sta
 from strata.fleet.control import Access, connect
 from strata.fleet.environment import environment, python
 from strata.fleet.executing import new_secret
-from strata.fleet.folders import said_plainly
 from strata.fleet.keys import KeyFolder
 from strata.fleet.superlink import TOKEN
+from strata.paths import writing_to
 
 START = 120.0  # seconds for the server to answer
 LOOK = 2.0  # seconds between looks at the registered keys
@@ -237,7 +237,7 @@ def _state(data_dir: Path | None, say: Callable[[str], None]) -> Iterator[Path]:
         with tempfile.TemporaryDirectory(prefix="strata-server-") as folder:
             yield Path(folder)
         return
-    with said_plainly(data_dir):
+    with writing_to(data_dir):
         data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
         if data_dir.stat().st_mode & 0o077:
             say(f"other users can look into {data_dir}, though not into the database: `chmod 700 {data_dir}` closes it")

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from strata.errors import BadInput
+from strata.paths import writing_to
 from strata.report import figures, tables
 from strata.report.contents import contents
 from strata.report.page import page, plotly_script
@@ -45,7 +45,7 @@ def _title(methods: Sequence[str]) -> str:
 
 def check_place(folder: Path) -> set[str]:
     """The files in it that are ours; refuses a folder of something else."""
-    with _said(folder):
+    with writing_to(folder):
         if folder.exists() and not folder.is_dir():
             raise BadInput(f"{folder} is not a folder: choose another place for the report")
         if (folder / "config.json").exists():
@@ -54,16 +54,6 @@ def check_place(folder: Path) -> set[str]:
         if ours is None and folder.exists() and any(folder.iterdir()):
             raise BadInput(f"{folder} is not empty and holds no report: choose a new or empty folder")
     return ours or set()
-
-
-@contextmanager
-def _said(folder: Path) -> Iterator[None]:
-    """What the operating system has against the folder, as a sentence."""
-    try:
-        yield
-    except OSError as error:
-        reason = error.strerror or error
-        raise BadInput(f"cannot write a report to {folder} ({reason}): choose another folder") from error
 
 
 def _ours(folder: Path) -> set[str] | None:
@@ -87,7 +77,7 @@ def write_files(folder: Path, files: Mapping[str, bytes]) -> None:
     from strata.federation.files import write_atomic
 
     ours = check_place(folder)
-    with _said(folder):
+    with writing_to(folder):
         for name in files:
             path = folder / name
             if path.parent.is_symlink() or (name not in ours and (path.exists() or path.is_symlink())):
@@ -99,7 +89,7 @@ def write_files(folder: Path, files: Mapping[str, bytes]) -> None:
     write_atomic(folder / MARK, _mark(ours | set(files)))
     for name, data in files.items():
         write_atomic(folder / name, data)
-    with _said(folder):
+    with writing_to(folder):
         for name in ours - set(files):
             if not (folder / name).parent.is_symlink():
                 (folder / name).unlink(missing_ok=True)

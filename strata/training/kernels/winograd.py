@@ -48,14 +48,12 @@ def conv2d(
     usual = bias is None and list(stride) == [1, 1] and list(padding) == [1, 1] and list(dilation) == [1, 1]
     if not (usual and groups == 1 and weights.shape[2:] == (3, 3) and _fits(x, weights)):
         result: Tensor = aten.conv2d.default(x, weights, bias, stride, padding, dilation, groups)
-    elif torch.is_grad_enabled() and (x.requires_grad or weights.requires_grad):
-        result = _Winograd.apply(x, weights)
     else:
-        result = _convolved(x, weights, weights.shape[0], flipped=False)
+        result = Winograd.apply(x, weights)
     return result
 
 
-class _Winograd(torch.autograd.Function):
+class Winograd(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weights: Tensor) -> Tensor:
         ctx.save_for_backward(x, weights)
