@@ -104,6 +104,14 @@ def test_the_same_bits_again_and_alone() -> None:
     assert torch.equal(first[4:5], one), "a sample's result does not depend on its neighbours"
 
 
+def test_second_derivatives_are_refused_and_not_zero() -> None:
+    x = random(2, 16, 8, 8).requires_grad_()
+    result = conv2d(x, random(16, 16, 3, 3), None, [1, 1], [1, 1])
+    (first,) = torch.autograd.grad(result.square().sum(), x, create_graph=True)
+    with pytest.raises(RuntimeError, match="once_differentiable"):
+        first.square().sum().backward()
+
+
 @pytest.mark.parametrize(
     ("x", "w", "more"),
     [

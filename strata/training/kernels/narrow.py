@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from strata.training.kernels.library import loaded, pointer
 
@@ -28,6 +29,7 @@ class Convolution(torch.autograd.Function):
         return output
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:
         x, weights = ctx.saved_tensors
         above = gradients[0].contiguous()

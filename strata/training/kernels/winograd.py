@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 from torch.overrides import TorchFunctionMode
 
 from strata.training.kernels.library import LANES, loaded, pointer, require
@@ -60,6 +61,7 @@ class Winograd(torch.autograd.Function):
         return _convolved(x, weights, weights.shape[0], flipped=False)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, Tensor | None]:
         x, weights = ctx.saved_tensors
         above = gradients[0].contiguous(memory_format=torch.channels_last)
