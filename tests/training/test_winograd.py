@@ -18,6 +18,7 @@ from strata.models import resnet20
 from strata.training import LocalTraining, evaluate, kernels, train_device
 from strata.training.cohorts import train_cohort
 from strata.training.kernels import conv2d, own_convolutions, winograd
+from strata.training.kernels.winograd import Winograd
 
 pytestmark = pytest.mark.skipif(not kernels.available(), reason="there is no C compiler")
 
@@ -42,7 +43,7 @@ def is_ours(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
 
 def compare(batch: int, into: int, out: int, height: int, width: int) -> None:
     x, w = random(batch, into, height, width).requires_grad_(), random(out, into, 3, 3, seed=2).requires_grad_()
-    result = conv2d(x, w, None, [1, 1], [1, 1])
+    result = Winograd.apply(x, w)
     exact_x, exact_w = x.detach().double().requires_grad_(), w.detach().double().requires_grad_()
     expected = functional.conv2d(exact_x, exact_w, padding=1)
     above = random(*expected.shape, seed=3)
@@ -65,9 +66,10 @@ def test_any_wide_convolution_equals_torchs(batch: int, into: int, out: int, hei
 
 @pytest.mark.parametrize(("channels", "side"), [(16, 32), (32, 16), (64, 8), (100, 8), (128, 4)])
 def test_the_usual_layers(channels: int, side: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    seen = is_ours(monkeypatch)
     compare(7, channels, channels, side, side)
-    assert len(seen) == 2, "forward and the input's gradient"
+    seen = is_ours(monkeypatch)
+    conv2d(random(32, channels, side, side), random(channels, channels, 3, 3), None, [1, 1], [1, 1])
+    assert seen == [(32, channels, side, side)]
 
 
 def test_the_three_transforms_are_a_convolution_in_exact_arithmetic() -> None:
@@ -90,23 +92,21 @@ def test_the_three_transforms_are_a_convolution_in_exact_arithmetic() -> None:
         x[0, 3, position, 5 - position] = 1
         w = torch.zeros(16, 16, 3, 3).contiguous(memory_format=torch.channels_last)
         w[9, 3] = torch.arange(1.0, 10).view(3, 3)
-        torch.testing.assert_close(
-            conv2d(x, w, None, [1, 1], [1, 1]), functional.conv2d(x, w, padding=1), rtol=0, atol=1e-5
-        )
+        torch.testing.assert_close(Winograd.apply(x, w), functional.conv2d(x, w, padding=1), rtol=0, atol=1e-5)
 
 
 def test_the_same_bits_again_and_alone() -> None:
     x, w = random(9, 20, 11, 7), random(33, 20, 3, 3, seed=2)
-    first = conv2d(x, w, None, [1, 1], [1, 1])
-    conv2d(random(2, 64, 8, 8), random(64, 64, 3, 3), None, [1, 1], [1, 1])  # other numbers in the room between stages
-    assert torch.equal(first, conv2d(x, w, None, [1, 1], [1, 1]))
-    one = conv2d(x[4:5].contiguous(memory_format=torch.channels_last), w, None, [1, 1], [1, 1])
+    first = Winograd.apply(x, w)
+    Winograd.apply(random(2, 64, 8, 8), random(64, 64, 3, 3))  # other numbers in the room between stages
+    assert torch.equal(first, Winograd.apply(x, w))
+    one = Winograd.apply(x[4:5].contiguous(memory_format=torch.channels_last), w)
     assert torch.equal(first[4:5], one), "a sample's result does not depend on its neighbours"
 
 
 def test_second_derivatives_are_refused_and_not_zero() -> None:
-    x = random(2, 16, 8, 8).requires_grad_()
-    result = conv2d(x, random(16, 16, 3, 3), None, [1, 1], [1, 1])
+    x = random(4, 16, 8, 8).requires_grad_()
+    result = Winograd.apply(x, random(16, 16, 3, 3))
     (first,) = torch.autograd.grad(result.square().sum(), x, create_graph=True)
     with pytest.raises(RuntimeError, match="once_differentiable"):
         first.square().sum().backward()
@@ -115,17 +115,20 @@ def test_second_derivatives_are_refused_and_not_zero() -> None:
 @pytest.mark.parametrize(
     ("x", "w", "more"),
     [
-        (random(2, 16, 8, 8), random(16, 16, 3, 3), (None, [2, 2], [1, 1])),
-        (random(2, 16, 8, 8), random(16, 16, 3, 3), (None, [1, 1], [0, 0])),
-        (random(2, 16, 8, 8), random(16, 16, 3, 3), (None, [1, 1], [1, 1], [2, 2])),
-        (random(2, 16, 8, 8), random(16, 8, 3, 3), (None, [1, 1], [1, 1], [1, 1], 2)),
-        (random(2, 16, 8, 8), random(16, 16, 3, 3), (torch.ones(16), [1, 1], [1, 1])),
-        (random(2, 16, 8, 8), random(16, 16, 5, 5), (None, [1, 1], [1, 1])),
-        (random(2, 15, 8, 8), random(16, 15, 3, 3), (None, [1, 1], [1, 1])),
-        (random(2, 16, 8, 8), random(15, 16, 3, 3), (None, [1, 1], [1, 1])),
-        (random(2, 16, 5, 5), random(16, 16, 3, 3), (None, [1, 1], [1, 1])),
-        (random(2, 16, 8, 8, wide=False), random(16, 16, 3, 3), (None, [1, 1], [1, 1])),
-        (random(2, 16, 8, 8).double(), random(16, 16, 3, 3).double(), (None, [1, 1], [1, 1])),
+        (random(4, 16, 8, 8), random(16, 16, 3, 3), (None, [2, 2], [1, 1])),
+        (random(4, 16, 8, 8), random(16, 16, 3, 3), (None, [1, 1], [0, 0])),
+        (random(4, 16, 8, 8), random(16, 16, 3, 3), (None, [1, 1], [1, 1], [2, 2])),
+        (random(4, 16, 8, 8), random(16, 8, 3, 3), (None, [1, 1], [1, 1], [1, 1], 2)),
+        (random(4, 16, 8, 8), random(16, 16, 3, 3), (torch.ones(16), [1, 1], [1, 1])),
+        (random(4, 16, 8, 8), random(16, 16, 5, 5), (None, [1, 1], [1, 1])),
+        (random(4, 15, 8, 8), random(16, 15, 3, 3), (None, [1, 1], [1, 1])),
+        (random(4, 16, 8, 8), random(15, 16, 3, 3), (None, [1, 1], [1, 1])),
+        (random(8, 16, 5, 5), random(16, 16, 3, 3), (None, [1, 1], [1, 1])),
+        (random(4, 16, 8, 8, wide=False), random(16, 16, 3, 3), (None, [1, 1], [1, 1])),
+        (random(4, 16, 8, 8).double(), random(16, 16, 3, 3).double(), (None, [1, 1], [1, 1])),
+        (random(2, 16, 8, 8), random(16, 16, 3, 3), (None, [1, 1], [1, 1])),
+        (random(10, 128, 4, 4), random(128, 128, 3, 3), (None, [1, 1], [1, 1])),
+        (random(40, 530, 8, 8), random(530, 530, 3, 3), (None, [1, 1], [1, 1])),
         (random(1, 16, 8, 8)[:0], random(16, 16, 3, 3), (None, [1, 1], [1, 1])),
         (random(16, 8, 8, wide=False), random(16, 16, 3, 3), (None, [1, 1], [1, 1])),
     ],
@@ -138,7 +141,7 @@ def test_all_others_are_torchs(x: Tensor, w: Tensor, more: tuple[object, ...], m
 
 def test_only_within_and_only_if_wanted(monkeypatch: pytest.MonkeyPatch) -> None:
     seen = is_ours(monkeypatch)
-    x, w = random(2, 16, 8, 8), random(16, 16, 3, 3)
+    x, w = random(4, 16, 8, 8), random(16, 16, 3, 3)
 
     def layer(x: Tensor) -> Tensor:  # as a submodel has it
         result: Tensor = torch.ops.aten.conv2d.default(x, w, None, [1, 1], [1, 1])
@@ -150,7 +153,7 @@ def test_only_within_and_only_if_wanted(monkeypatch: pytest.MonkeyPatch) -> None
     assert not seen
     with own_convolutions(True):
         torch.testing.assert_close(layer(x), plain, rtol=1e-4, atol=1e-4)
-    assert seen == [(2, 16, 8, 8)]
+    assert seen == [(4, 16, 8, 8)]
     layer(x)
     assert len(seen) == 1
 

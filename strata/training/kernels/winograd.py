@@ -21,7 +21,12 @@ from strata.training.kernels.library import LANES, loaded, pointer, require
 
 aten = torch.ops.aten
 TILE = 4  # rows and columns of the output that are computed together
-MOST_WASTE = 1.6  # times as many positions in whole tiles as in the map: beyond it torch's are quicker
+# Beyond these torch's are quicker: positions in whole tiles over those in the map, tiles in all (few do not pay for
+# transforming the weights, the less so the more channels there are), and weights per tap (they no longer fit a cache).
+MOST_WASTE = 1.6
+FEWEST_TILES = 12
+CHANNELS_PER_TILE = 4
+MOST_WEIGHTS = 512 * 512
 
 _kept = threading.local()  # room for what lies between the stages of a convolution
 
@@ -76,10 +81,12 @@ class Winograd(torch.autograd.Function):
 def _fits(x: Tensor, weights: Tensor) -> bool:
     if not (x.dim() == 4 and x.dtype == weights.dtype == torch.float32 and x.device.type == "cpu"):
         return False
-    height, width = x.shape[2:]
-    whole = (-(-height // TILE) * TILE) * (-(-width // TILE) * TILE)
-    wide = min(weights.shape[:2]) >= LANES and whole <= MOST_WASTE * height * width
-    return wide and len(x) > 0 and x.is_contiguous(memory_format=torch.channels_last)
+    batch, _, height, width = x.shape
+    out, channels = weights.shape[:2]
+    of_image = -(-height // TILE) * -(-width // TILE)
+    enough = batch * of_image >= max(FEWEST_TILES, max(out, channels) / CHANNELS_PER_TILE)
+    pays = enough and of_image * TILE * TILE <= MOST_WASTE * height * width and out * channels <= MOST_WEIGHTS
+    return pays and min(out, channels) >= LANES and x.is_contiguous(memory_format=torch.channels_last)
 
 
 def _convolved(x: Tensor, weights: Tensor, out: int, flipped: bool) -> Tensor:
