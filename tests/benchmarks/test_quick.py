@@ -12,12 +12,13 @@ from PIL import Image
 from torch.utils.data import TensorDataset
 
 from benchmarks import common, plain, run_all, tables
+from benchmarks import kernels as kernels_benchmark
 from strata.cutting import ChannelGraph
 from strata.data.augmentation import random_crop
 from strata.data.images import normalise
 from strata.methods import Task
 from strata.models import resnet20
-from strata.training import LocalTraining, train_device
+from strata.training import LocalTraining, kernels, train_device
 
 MEAN, STD = (0.49, 0.48, 0.45), (0.25, 0.24, 0.26)
 
@@ -179,3 +180,10 @@ def test_the_page_is_filled_from_the_json(tmp_path: Path) -> None:
     page.write_text("no places here", encoding="utf-8")
     with pytest.raises(ValueError, match="bench:source"):
         tables.write_docs(page, canned())
+
+
+@pytest.mark.skipif(not kernels.available(), reason="there is no C compiler")
+def test_kernels() -> None:
+    found = kernels_benchmark.measure(quick=True)
+    assert list(found) == list(kernels_benchmark.CASES)
+    assert all(0 < milliseconds < float("inf") for one in found.values() for milliseconds in one.values())
