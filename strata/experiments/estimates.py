@@ -164,7 +164,7 @@ def _settings(request: Request, setup: Setup) -> LocalTraining:
     return LocalTraining(
         request.batch, augmentation=setup.augmentation, mean=(0.5,) * channels, std=(0.25,) * channels,
         micro_batch=request.micro_batch, activation_checkpointing=request.activation_checkpointing,
-        kernels=request.kernels != "off" and not request.exact and kernels.available(),
+        kernels=request.may_use_kernels and kernels.available(),
     )  # fmt: skip
 
 

@@ -126,11 +126,16 @@ class Request(Common):
     def make_training(self, data: FederatedData) -> LocalTraining:
         return complete(self._local(data.augmentation if self.augmentation is None else self.augmentation), data)
 
+    @property
+    def may_use_kernels(self) -> bool:
+        """Our own code in C, where there is a compiler for it."""
+        return self.kernels != "off" and not self.exact
+
     def _local(self, augmentation: str) -> LocalTraining:
         return LocalTraining(
             self.batch, self.epochs, self.momentum, self.weight_decay, self.proximal, augmentation,
             micro_batch=self.micro_batch, activation_checkpointing=self.activation_checkpointing, device=self.device,
-            kernels=False if self.kernels == "off" or self.exact else None,
+            kernels=None if self.may_use_kernels else False,
         )  # fmt: skip
 
     def make_method(self, graph: ChannelGraph) -> Method:
