@@ -18,15 +18,17 @@ __all__ = [
 ]  # fmt: skip
 
 
-def add_model_arguments(parser: argparse.ArgumentParser) -> None:
-    """--model, --classes, --input, --batch, --micro-batch."""
+def add_model_arguments(parser: argparse.ArgumentParser, of_data: bool = False) -> None:
+    """--model, --classes, --input, --batch, --micro-batch. Classes and input are the data's where there is data."""
+    classes = "number of classes: the data's" if of_data else "number of classes (default 10, or what the callable chooses)"
+    shape = "input shape, no batch: the data's" if of_data else "input shape, no batch (default 3x32x32)"
     group = parser.add_argument_group("model")
     group.add_argument(
         "--model", default="resnet20", metavar="NAME",
         help="resnet20, resnet44, resnet56, densenet40 or package.module:callable (default resnet20)",
     )  # fmt: skip
-    group.add_argument("--classes", metavar="N", help="number of classes (default 10, or what the callable chooses)")
-    group.add_argument("--input", default="3x32x32", metavar="CxHxW", help="input shape, no batch (default 3x32x32)")
+    group.add_argument("--classes", metavar="N", help=classes)
+    group.add_argument("--input", default="3x32x32", metavar="CxHxW", help=shape)
     group.add_argument("--batch", default="32", metavar="N", help="samples in a mini-batch (default 32)")
     group.add_argument(
         "--micro-batch", type=int, metavar="N",

@@ -65,7 +65,7 @@ def add_run_arguments(parser: argparse.ArgumentParser) -> None:
     """All that `run` and `compare` share. Values not given stay None: the defaults are Request's."""
     from strata.cli.plan import add_schedule_arguments
 
-    add_model_arguments(parser)
+    add_model_arguments(parser, of_data=True)
     add_budget_arguments(parser)
     add_schedule_arguments(parser)
     parser.set_defaults(model=None, input=None, batch=None, rounds=None, schedule=None, head_fraction=None)
@@ -113,7 +113,7 @@ def add_run_arguments(parser: argparse.ArgumentParser) -> None:
     local.add_argument("--proximal", type=float, metavar="MU", help="FedProx's mu (default 0)")
     local.add_argument("--augmentation", metavar="NAME", help="default: what suits the data")
     local.add_argument("--init", metavar="FILE", help="start from these weights (.safetensors or a torch state dict)")
-    local.add_argument("--variant", metavar="NAME", help="of fd: device, shared or pool")
+    local.add_argument("--variant", metavar="NAME", help="of fd: device (default), shared or pool")
     local.add_argument("--pool", type=int, metavar="N", help="of fd's variant pool: number of sets")
     local.add_argument(
         "--exact", action="store_true", default=None,
@@ -127,9 +127,12 @@ def add_run_arguments(parser: argparse.ArgumentParser) -> None:
     local.add_argument("--device", metavar="NAME", help="where networks run: cpu (default), cuda, cuda:N")
     judge = parser.add_argument_group("evaluation")
     judge.add_argument("--eval-every", type=int, metavar="N", help="rounds (default: a hundredth of all, at least 1)")
-    judge.add_argument("--bn", choices=("re-estimated", "batch"), help="batch norm in evaluation")
-    judge.add_argument("--validation", type=float, metavar="SHARE", help="held-out training data for early stopping")
-    machine = parser.add_argument_group("machine (never changes the result)")
+    judge.add_argument("--bn", choices=("re-estimated", "batch"), help="batch norm in evaluation (default re-estimated)")
+    judge.add_argument(
+        "--validation", type=float, metavar="SHARE",
+        help="of the training data, held out: for early stopping, and for batch norm under differential privacy",
+    )  # fmt: skip
+    machine = parser.add_argument_group("machine (changes no result, but for --task-timeout)")
     machine.add_argument("--workers", type=int, metavar="N", help="worker processes (default: one per core; 0: none)")
     machine.add_argument("--engine", choices=("local", "ray"), default="local", help="where they are (default local)")
     machine.add_argument("--ray-address", metavar="HOST:PORT", help="of a Ray cluster, or auto; else one here, for now")
