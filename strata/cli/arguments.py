@@ -20,7 +20,9 @@ __all__ = [
 
 def add_model_arguments(parser: argparse.ArgumentParser, of_data: bool = False) -> None:
     """--model, --classes, --input, --batch, --micro-batch. Classes and input are the data's where there is data."""
-    classes = "number of classes: the data's" if of_data else "number of classes (default 10, or what the callable chooses)"
+    classes = (
+        "number of classes: the data's" if of_data else "number of classes (default 10, or what the callable chooses)"
+    )
     shape = "input shape, no batch: the data's" if of_data else "input shape, no batch (default 3x32x32)"
     group = parser.add_argument_group("model")
     group.add_argument(

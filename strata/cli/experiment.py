@@ -50,8 +50,8 @@ def add_parser(subparsers: Subparsers) -> None:
     )
     which.add_argument(
         "--scale", metavar="S",
-        help="share of the paper's rounds, the learning rate's curve and the steps compressed to fit (default 1; with --render "
-        "every length there is, each by itself)",
+        help="share of the paper's rounds, the learning rate's curve and the steps compressed to fit (default 1; with "
+        "--render every length there is, each by itself)",
     )  # fmt: skip
     which.add_argument("--evaluations", default="100", metavar="N", help="of each run, evenly spread (default 100)")
     how = parser.add_argument_group("how")

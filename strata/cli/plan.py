@@ -61,7 +61,9 @@ def add_parser(subparsers: Subparsers) -> None:
 def add_schedule_arguments(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("rounds")
     group.add_argument("--rounds", default="500", metavar="N", help="rounds of training (default 500)")
-    group.add_argument("--schedule", default="cumulative", choices=SCHEDULES, help="rounds per step (default cumulative)")
+    group.add_argument(
+        "--schedule", default="cumulative", choices=SCHEDULES, help="rounds per step (default cumulative)"
+    )
     group.add_argument(
         "--patience", metavar="N",
         help=f"early-stopping: rounds without better accuracy before the next step (default {DEFAULT_PATIENCE})",

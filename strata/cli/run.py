@@ -127,7 +127,9 @@ def add_run_arguments(parser: argparse.ArgumentParser) -> None:
     local.add_argument("--device", metavar="NAME", help="where networks run: cpu (default), cuda, cuda:N")
     judge = parser.add_argument_group("evaluation")
     judge.add_argument("--eval-every", type=int, metavar="N", help="rounds (default: a hundredth of all, at least 1)")
-    judge.add_argument("--bn", choices=("re-estimated", "batch"), help="batch norm in evaluation (default re-estimated)")
+    judge.add_argument(
+        "--bn", choices=("re-estimated", "batch"), help="batch norm in evaluation (default re-estimated)"
+    )
     judge.add_argument(
         "--validation", type=float, metavar="SHARE",
         help="of the training data, held out: for early stopping, and for batch norm under differential privacy",

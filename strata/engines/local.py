@@ -261,8 +261,9 @@ def _is_child_of(pid: int, parent: int) -> bool:
         return False
 
 
-def _pickled(program: Program) -> tuple[str | None, bytes, list[Block]]:
-    """The script the program refers to, if any; the program; and its large tensors, in shared memory."""
+def _pickled(program: Program) -> tuple[dict[str, str] | None, bytes, list[Block]]:
+    """Where to find the script that the program refers to, if it does (in multiprocessing's words); the program; and
+    its large tensors, in shared memory."""
     try:
         data, blocks = wire.dump_program(program)
     except Exception as error:
@@ -272,10 +273,14 @@ def _pickled(program: Program) -> tuple[str | None, bytes, list[Block]]:
         ) from error
     if b"__main__" not in data:
         return None, data, blocks
-    path = getattr(sys.modules["__main__"], "__file__", None)
+    main = sys.modules["__main__"]
+    spec = getattr(main, "__spec__", None)
+    if spec is not None:  # python -m package.module
+        return {"init_main_from_name": spec.name}, data, blocks
+    path = getattr(main, "__file__", None)
     if path is None:
         raise BadInput(
             "the model is defined in an interactive session, which worker processes cannot see: put it in a module, "
             "or use workers=0"
         )
-    return os.path.abspath(path), data, blocks
+    return {"init_main_from_path": os.path.abspath(path)}, data, blocks

@@ -1,7 +1,7 @@
 """The process that workers are forked from: imports torch and makes the program ready once, then forks on request.
 
 So a new worker, or one in place of a killed one, costs milliseconds; and a user's script is never run again in a child.
-Started as `python -m strata.engines.nursery FD`. Everything here ends when the server process ends.
+Started as `python -m strata.engines.nursery FD PID`, with the pid of the server, and ends with that process.
 """
 
 from __future__ import annotations
@@ -25,34 +25,29 @@ from strata.engines.shared import Block, Layout
 
 
 def main() -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the server decides
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the server decides when it ends
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps workers
     control = socket.socket(fileno=int(sys.argv[1]))
     die_with_parent(int(sys.argv[2]))
     torch.set_num_threads(1)
     pipe = Connection(os.dup(control.fileno()))
     try:
-        main_path, layouts = wire.load(pipe.recv_bytes())
-        blocks = []
-        for layout in layouts:
-            _, fds, _, _ = socket.recv_fds(control, 1, 1)
-            blocks.append(Block(layout, fds[0]))
-            blocks[-1].close()  # the memory stays mapped
-        program_bytes = pipe.recv_bytes()
-        if main_path is not None:  # the program refers to the user's script, as with multiprocessing's spawn
-            multiprocessing.spawn.prepare({"init_main_from_path": main_path})
+        try:
+            main_module, blocks, program_bytes = _received(pipe, control)
+        except EOFError:  # the server is gone
+            return
+        if main_module is not None:  # the program refers to the user's script, as with multiprocessing's spawn
+            multiprocessing.spawn.prepare(main_module)
         program = wire.load_program(program_bytes, blocks)
         del program_bytes
         program.ready()
-    except EOFError:
-        return
     except BaseException as error:  # reported, not raised: the server says it to the user
         pipe.send_bytes(wire.dump((error if _travels(error) else None, traceback.format_exc())))
         return
     pipe.send_bytes(wire.dump(None))
     gc.collect()
     gc.freeze()
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps workers; not before, programs may have children
     state: Block | None = None
     while True:
         try:
@@ -79,6 +74,19 @@ def main() -> None:
                 os._exit(code)
         os.close(fds[0])
         pipe.send_bytes(wire.dump(pid))
+
+
+def _received(pipe: Connection, control: socket.socket) -> tuple[dict[str, str] | None, list[Block], bytes]:
+    """Where the user's script is, the program's large tensors, and the program."""
+    main_module, layouts = wire.load(pipe.recv_bytes())
+    blocks = []
+    for layout in layouts:
+        _, fds, _, _ = socket.recv_fds(control, 1, 1)
+        if not fds:
+            raise EOFError
+        blocks.append(Block(layout, fds[0]))
+        blocks[-1].close()  # the memory stays mapped
+    return main_module, blocks, pipe.recv_bytes()
 
 
 def _travels(error: BaseException) -> bool:

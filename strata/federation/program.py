@@ -21,6 +21,7 @@ from strata.training import (
     calibration_indices,
     combine,
     evaluate_units,
+    kernels,
     plain_state,
     reestimated,
     train_cohort,
@@ -106,6 +107,8 @@ class DeviceProgram:
         return {**self.__dict__, "graph": None, "_calibrated": None}
 
     def ready(self) -> None:
+        if self.training.kernels:  # decided by another machine, perhaps
+            kernels.require()
         if self.graph is None:
             self.graph = ChannelGraph(self.model, input_shape=self.input_shape)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +18,7 @@ from torch import Tensor, fx, nn
 from torch.utils.checkpoint import checkpoint
 
 from strata.errors import BadInput
+from strata.training import kernels
 from strata.training.placement import Placement, place, writes
 
 if TYPE_CHECKING:
@@ -52,7 +54,11 @@ class Segment:
             chosen, ran = (again if ran else self.first), True
             return chosen(module, *inputs)
 
-        found: tuple[Any, ...] = checkpoint(code, *inputs, use_reentrant=False, preserve_rng_state=self.random)
+        by_own = kernels.in_use()  # the second run, within backward, has to round like the first
+        found: tuple[Any, ...] = checkpoint(
+            code, *inputs, use_reentrant=False, preserve_rng_state=self.random,
+            context_fn=lambda: (nullcontext(), kernels.own_convolutions(by_own)),
+        )  # fmt: skip
         return found
 
 

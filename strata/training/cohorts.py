@@ -126,7 +126,7 @@ def _split(group: list[int]) -> list[list[int]]:
 
 def _network(graph: ChannelGraph, cut: Cut, devices: int, settings: LocalTraining) -> Grouped | None:
     known = _grouped.setdefault(graph, OrderedDict())
-    own_kernels = kernels.available() if settings.kernels is None else settings.kernels
+    own_kernels = bool(settings.kernels)
     key = (structure(graph, cut), devices, settings.device, own_kernels)
     if key not in known:
         try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -65,3 +66,13 @@ class Broken:
 
     def __call__(self, job: Any, state: Mapping[str, Tensor]) -> Any:
         raise AssertionError
+
+
+class Asks(Broken):
+    def ready(self) -> None:
+        input()  # there is nobody to answer
+
+
+class Calls(Broken):
+    def ready(self) -> None:
+        subprocess.run(["false"], check=True)

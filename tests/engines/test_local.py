@@ -17,7 +17,7 @@ from strata.engines import EngineFailed, InlineEngine, LocalEngine, wire
 from strata.engines.base import time_limit
 from strata.errors import BadInput
 from strata.federation.program import CohortJob, EvaluateJob, FinishJob, TrainJob
-from tests.engines.programs import Broken, Echo, Label
+from tests.engines.programs import Asks, Broken, Calls, Echo, Label
 from tests.federation import tiny
 
 STATE = {"w": torch.tensor([1.0, 2.0]), "n": torch.tensor(3), "none": torch.zeros(0, 4)}
@@ -182,6 +182,14 @@ def test_the_programs_large_tensors_lie_in_shared_memory() -> None:
 def test_a_program_that_does_not_start_is_no_devices_fault() -> None:
     engine = LocalEngine(Broken(), workers=1)
     with pytest.raises(EngineFailed, match="no network here"):
+        answers(engine, [("add", 0.0)])
+    engine.close()
+
+
+@pytest.mark.parametrize(("program", "said"), [(Asks(), "EOFError"), (Calls(), "returned non-zero exit status 1")])
+def test_what_a_program_does_to_get_ready_is_its_own(program: Broken, said: str) -> None:
+    engine = LocalEngine(program, workers=1)
+    with pytest.raises(EngineFailed, match=said):
         answers(engine, [("add", 0.0)])
     engine.close()
 

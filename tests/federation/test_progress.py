@@ -126,6 +126,21 @@ def test_a_model_defined_in_the_script_itself(tmp_path: Path, guarded: bool) -> 
         assert done.returncode == 1 and "put the call under `if __name__ == '__main__':`" in done.stderr
 
 
+def test_a_model_defined_in_a_module_that_is_run(tmp_path: Path) -> None:
+    package = tmp_path / "mine"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    (package / "helper.py").touch()
+    script = SCRIPT.format(out=str(tmp_path / "run"), call="if __name__ == '__main__':\n    work()")
+    (package / "train.py").write_text(f"from . import helper\n{script}")
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    done = subprocess.run(
+        [sys.executable, "-m", "mine.train"], capture_output=True, text=True, env=environment, cwd=tmp_path
+    )
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "run" / "model.safetensors").exists()
+
+
 def test_tensorboard_files_hold_every_round(tmp_path: Path) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 

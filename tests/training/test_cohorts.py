@@ -173,3 +173,68 @@ def test_what_has_no_grouped_form_is_trained_one_by_one(name: str) -> None:
     part = cut.extract(model.state_dict())
     tasks = [Task(0, d, cut) for d in range(2)]
     assert train_cohort(graph, tasks, [part] * 2, device_data(2, 4, shape), SETTINGS, 0.1, 0) is None
+
+
+class FixedNorm(nn.Module):
+    """A batch norm that keeps its statistics also in training."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.norm = nn.Conv2d(3, 4, 3, padding=1), nn.BatchNorm2d(4)
+        self.second, self.classifier = nn.Conv2d(4, 4, 3, padding=1), nn.Linear(4, 10)
+
+    def train(self, mode: bool = True) -> FixedNorm:
+        super().train(mode)
+        self.norm.eval()
+        return self
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.classifier(self.second(functional.relu(self.norm(self.first(x)))).mean((2, 3)))
+
+
+class SpatialGate(nn.Module):
+    """Maps times a map of one channel."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.gate, self.classifier = nn.Conv2d(3, 4, 3), nn.Conv2d(4, 1, 3, padding=1), nn.Linear(4, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x)
+        return self.classifier((x * torch.sigmoid(self.gate(x))).mean((2, 3)))
+
+
+@pytest.mark.parametrize("make", [FixedNorm, SpatialGate])
+def test_what_one_network_would_compute_otherwise_is_refused(make: type[nn.Module]) -> None:
+    graph = ChannelGraph(make(), (3, 8, 8))
+    with pytest.raises(NotVectorisable, match="fixed statistics|numbers of channels"):
+        Grouped(graph, graph.slt(1, 2, 0.5), 2)
+
+
+class Features(nn.Module):
+    """A residual sum of features, of which a head takes some; and a batch norm on maps of one position."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.norm = nn.Conv2d(3, 8, 8), nn.BatchNorm2d(8)
+        self.a, self.b, self.classifier = nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = functional.relu(self.norm(self.first(x))).flatten(1)
+        x = x + functional.relu(self.a(x))
+        return self.classifier(x + functional.relu(self.b(x)))
+
+
+@pytest.mark.parametrize("kind", ["frozen", "deep", "prefix"])
+def test_sums_of_features_and_a_last_batch_of_one(kind: str) -> None:
+    torch.manual_seed(0)
+    graph = ChannelGraph(model := Features(), (3, 8, 8))
+    cut = CUTS[kind](graph)
+    part = cut.extract(model.state_dict())
+    tasks, own = [Task(0, d, cut) for d in range(2)], device_data(2, 9, (3, 8, 8))
+    together = train_cohort(graph, tasks, [part] * 2, own, SETTINGS, 0.1, 0)
+    assert together is not None
+    for task, data, update in zip(tasks, own, together, strict=True):
+        alone = train_device(graph, task, part, *data, SETTINGS, 0.1, 0)
+        for name, tensor in alone.tensors.items():
+            torch.testing.assert_close(update.tensors[name], tensor, rtol=1e-4, atol=1e-5)

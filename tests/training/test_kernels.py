@@ -15,11 +15,14 @@ from torch.nn import functional
 
 from strata.cutting import ChannelGraph
 from strata.errors import BadInput
+from strata.federation.program import DeviceProgram
+from strata.federation.running import complete
 from strata.methods import Task
 from strata.models import resnet20
 from strata.training import LocalTraining, kernels, train_device
 from strata.training.cohorts import _network, train_cohort
 from strata.training.kernels import convolution
+from tests.federation import tiny
 
 needs_compiler = pytest.mark.skipif(not kernels.available(), reason="there is no C compiler")
 
@@ -84,6 +87,17 @@ def test_by_hand_and_the_same_bits_again() -> None:
 
 
 @needs_compiler
+def test_what_c_would_misread_is_refused() -> None:
+    x, w = torch.ones(2, 3, 4, 4, 16), torch.ones(2, 5, 3, 3, 3)
+    for wrong in (x.to(torch.uint8), x.double(), x.bfloat16()):
+        with pytest.raises(TypeError, match="float32"):
+            convolution(wrong, w, 1, 1)
+    for wrong in (x[:, :2], x[:1]):
+        with pytest.raises(ValueError, match="networks or channels differ"):
+            convolution(wrong, w, 1, 1)
+
+
+@needs_compiler
 @pytest.mark.parametrize("kind", ["prefix", "slt"])
 def test_a_cohort_agrees_with_devices_on_their_own(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(_network.__globals__, "WIDEST_FOR_KERNELS", 8.0)
@@ -135,6 +149,22 @@ def test_without_a_compiler_there_are_none_and_it_is_said(tmp_path: Path) -> Non
     assert "no C compiler" in answer.stdout and "--kernels off" in answer.stdout
 
 
+def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "cache").touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    kernels.library.library.cache_clear()
+    try:
+        assert not kernels.available()
+        training = LocalTraining(kernels=True)
+        with pytest.raises(BadInput, match="cache/strata/kernels: .*Not a directory"):
+            complete(training, tiny.data())
+        program = DeviceProgram(tiny.model(), (3, 8, 8), tiny.data().train, {}, training)
+        with pytest.raises(BadInput, match="cache/strata/kernels"):
+            program.ready()
+    finally:
+        kernels.library.library.cache_clear()
+
+
 def test_a_compiler_that_fails_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     broken = tmp_path / "gcc"
     broken.write_text("#!/bin/sh\nexit 1\n")
@@ -144,7 +174,7 @@ def test_a_compiler_that_fails_is_none(tmp_path: Path, monkeypatch: pytest.Monke
     kernels.library.library.cache_clear()
     try:
         assert not kernels.available()
-        with pytest.raises(BadInput, match="no C compiler"):
+        with pytest.raises(BadInput, match="gcc does not build them"):
             kernels.require()
         assert not list((tmp_path / "cache" / "strata" / "kernels").iterdir()), "nothing half-made stays"
     finally:

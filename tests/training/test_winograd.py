@@ -187,6 +187,31 @@ def test_a_device_agrees_with_torchs_convolutions(segments: int | None, monkeypa
         assert torch.equal(quick.tensors[name], again.tensors[name])
 
 
+def test_recomputed_activations_have_the_same_bits() -> None:
+    torch.manual_seed(0)
+    model = resnet20(10, 16)
+    graph = ChannelGraph(model, (3, 16, 16))
+    task, part = Task(0, 0, graph.full()), model.state_dict()
+    kept = LocalTraining(batch_size=16, kernels=True)
+    plain = train_device(graph, task, part, *data(24), kept, 0.01, 9)
+    anew = train_device(graph, task, part, *data(24), replace(kept, activation_checkpointing=4), 0.01, 9)
+    assert anew.peak_bytes < plain.peak_bytes
+    assert all(torch.equal(anew.tensors[name], tensor) for name, tensor in plain.tensors.items())
+
+
+def test_what_is_wrong_is_torchs_to_say_and_the_default_dtype_is_nobodys_business() -> None:
+    x = torch.randn(4, 16, 8, 8).contiguous(memory_format=torch.channels_last)
+    weights = torch.randn(16, 16, 3, 3)
+    with pytest.raises(RuntimeError, match="channels"):
+        conv2d(torch.cat([x, x], 1).contiguous(memory_format=torch.channels_last), weights, padding=(1, 1))
+    found = conv2d(x, weights, padding=(1, 1))
+    torch.set_default_dtype(torch.float64)
+    try:
+        assert torch.equal(conv2d(x, weights, padding=(1, 1)), found)
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
 def test_frozen_layers_of_a_cohort_and_evaluation(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(0)
     model = resnet20(10, 16)

@@ -1,4 +1,4 @@
-"""Maps as [devices, channels, height, width, batch]: what our own convolutions take (kernels/convolution.c)."""
+"""Maps as [devices, channels, height, width, batch]: what our own convolutions take (kernels/narrow.c)."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from torch.nn import functional
 from strata.cutting.rewrite import Step
 from strata.cutting.rules import argument
 from strata.training.grouped.common import add_common_rules
-from strata.training.grouped.plan import Form, NotVectorisable, Plan, Run
+from strata.training.grouped.plan import Form, NotVectorisable, Plan, Run, batch_norm
 from strata.training.interpreting import take
 
 
@@ -62,9 +62,9 @@ def _batch_norm(plan: Plan, step: Step, maps: dict[Any, bool]) -> Run:
     scale, shift = (None if p is None else plan.parameter(p) for p in node.args[1:3])
     eps: Any = node.args[7]
     maps[node] = True
-    return lambda v: functional.batch_norm(
-        get(v), None, None, None if scale is None else v[scale], None if shift is None else v[shift], True, 0.0, eps
-    )
+    return lambda v: batch_norm(
+        get(v), None if scale is None else v[scale], None if shift is None else v[shift], eps
+    )  # fmt: skip
 
 
 @FORM.rule("group_norm")

@@ -23,6 +23,8 @@ def _elementwise(plan: Plan, step: Step, maps: dict[Any, bool]) -> Run:
     kinds = {maps[x] for x in values}
     if len(kinds) != 1:
         raise NotVectorisable("maps and features together")
+    if kinds == {True} and len({x.meta["val"].shape[1] for x in values}) > 1:
+        raise NotVectorisable("maps of different numbers of channels, of which one is repeated")
     getters = [plan.input(step, a) for a in node.args]
     target, kwargs = _functional(node), dict(node.kwargs)
     maps[node] = kinds.pop()

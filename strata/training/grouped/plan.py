@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, fx
-from torch.nn import functional
 
 from strata.cutting.rewrite import Step, steps
 from strata.cutting.rules import family
-from strata.training.interpreting import StepValues, last_uses, run_step
+from strata.training.interpreting import StepValues, last_uses, run_step, take
 
 if TYPE_CHECKING:
     from strata.cutting import ChannelGraph, Cut
@@ -69,6 +68,8 @@ class Plan:
                 if behind_trained and shapes[node.name] is not None:
                     raise NotVectorisable(f"{node.target} without gradient behind trained layers")
                 if not behind_trained and (node.users or node is self.output):
+                    if family(node) == "batch_norm" and not node.args[5]:
+                        raise NotVectorisable("a frozen batch norm with fixed statistics")
                     self._frozen.append(step)
                 continue
             for x in node.all_input_nodes:
@@ -122,19 +123,26 @@ class Plan:
         (cut,) = cuts
         if cut.dim != 1:
             raise NotVectorisable("a cut along another dim than channels")
+        if len(node.meta["val"].shape) != 4:  # features: [devices, batch, features]
+            return lambda values: take(values[node], 2, cut.positions)
         return lambda values: self.form.take(values[node], self.devices, cut.positions)
 
     def parameter(self, node: Any) -> str:
-        """The name of a parameter that the operation takes; each may be taken once."""
+        """The name of a parameter that the operation takes."""
         if not isinstance(node, fx.Node) or node.op != "get_attr":
             raise NotVectorisable("a weight that is computed")
         self.used.add(str(node.target))
         return str(node.target)
 
 
+def batch_norm(x: Tensor, scale: Tensor | None, shift: Tensor | None, eps: float) -> Tensor:
+    """By the batch's statistics. Unlike torch.nn.functional's it takes a single value per channel, as SubModel does."""
+    return torch.batch_norm(x, scale, shift, None, None, True, 0.0, eps, torch.backends.cudnn.enabled)
+
+
 def _plain(step: Step, values: Mapping[Any, Any], state: Mapping[str, Tensor]) -> Any:
     """One operation of the frozen part; batch norms use the batch's statistics and keep none."""
     if family(step.node) != "batch_norm":
         return run_step(step, values, state)
-    x, weight, bias, _, _, _, momentum, eps, _ = map(StepValues(step, values, state), step.node.args)
-    return functional.batch_norm(x, None, None, weight, bias, True, momentum, eps)
+    x, weight, bias, _, _, _, _, eps, _ = map(StepValues(step, values, state), step.node.args)
+    return batch_norm(x, weight, bias, eps)

@@ -8,6 +8,6 @@ from __future__ import annotations
 
 from strata.training.kernels.library import LANES, available, require
 from strata.training.kernels.narrow import convolution
-from strata.training.kernels.winograd import conv2d, own_convolutions
+from strata.training.kernels.winograd import conv2d, in_use, own_convolutions
 
-__all__ = ["LANES", "available", "conv2d", "convolution", "own_convolutions", "require"]
+__all__ = ["LANES", "available", "conv2d", "convolution", "in_use", "own_convolutions", "require"]

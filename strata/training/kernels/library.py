@@ -24,21 +24,22 @@ SECONDS = 120  # for building; it takes about three
 
 
 def available() -> bool:
-    return library() is not None
+    return isinstance(library(), ctypes.CDLL)
 
 
 def require() -> None:
     """For whoever is told that the run has them."""
-    if not available():
+    found = library()
+    if not isinstance(found, ctypes.CDLL):
         raise BadInput(
-            "this run uses convolutions written in C, and no C compiler that works (gcc, clang or cc) is on this "
-            "machine: install one, or begin a run with --kernels off"
+            f"this run uses convolutions written in C, and they cannot be built on this machine ({found}): mend that, "
+            "or begin a run with --kernels off"
         )
 
 
 def loaded() -> ctypes.CDLL:
     found = library()
-    assert found is not None, "asked for without being available"
+    assert isinstance(found, ctypes.CDLL), "asked for without being available"
     return found
 
 
@@ -47,7 +48,8 @@ def pointer(tensor: Tensor) -> ctypes.c_void_p:
 
 
 @lru_cache(maxsize=1)
-def library() -> ctypes.CDLL | None:
+def library() -> ctypes.CDLL | str:
+    """Or why there is none."""
     compiler = next(filter(None, map(shutil.which, COMPILERS)), None)
     folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "strata" / "kernels"
     content = [source.read_bytes() for source in SOURCES]
@@ -56,12 +58,14 @@ def library() -> ctypes.CDLL | None:
     try:
         if not path.exists():
             if compiler is None:
-                return None
+                return "there is no C compiler: gcc, clang or cc"
             folder.mkdir(parents=True, exist_ok=True)
             _build(compiler, path)
         found = ctypes.CDLL(str(path))
-    except (OSError, subprocess.SubprocessError):
-        return None
+    except OSError as error:
+        return f"in {folder}: {error}"
+    except subprocess.SubprocessError as error:
+        return f"the C compiler {compiler} does not build them: {error}"
     found.winograd.restype = found.winograd_weight_gradient.restype = None
     found.winograd_room.restype = ctypes.c_long
     return found

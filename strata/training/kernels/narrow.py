@@ -17,6 +17,7 @@ class Convolution(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weights: Tensor, stride: int, padding: int) -> Tensor:
+        _check(x, weights)
         x, weights = x.contiguous(), weights.contiguous()
         networks, channels, height, width, batch = x.shape
         out, kernel_h, kernel_w = weights.shape[1], *weights.shape[3:]
@@ -46,6 +47,14 @@ class Convolution(torch.autograd.Function):
 def convolution(x: Tensor, weights: Tensor, stride: int, padding: int) -> Tensor:
     result: Tensor = Convolution.apply(x, weights, stride, padding)
     return result
+
+
+def _check(x: Tensor, weights: Tensor) -> None:
+    """C takes them as they are said to be."""
+    if not x.dtype == weights.dtype == torch.float32:
+        raise TypeError(f"a convolution of float32, not of {x.dtype} by {weights.dtype}")
+    if (x.shape[0], x.shape[1]) != (weights.shape[0], weights.shape[2]):
+        raise ValueError(f"a convolution of {list(x.shape)} by {list(weights.shape)}: networks or channels differ")
 
 
 def _call(name: str, result: Tensor, first: Tensor, second: Tensor, shape: tuple[int, ...]) -> None:

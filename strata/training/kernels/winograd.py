@@ -28,7 +28,13 @@ FEWEST_TILES = 12
 CHANNELS_PER_TILE = 4
 MOST_WEIGHTS = 512 * 512
 
-_kept = threading.local()  # room for what lies between the stages of a convolution
+
+class _Kept(threading.local):
+    room: Tensor | None = None  # for what lies between the stages of a convolution
+    modes = 0  # that are entered
+
+
+_kept = _Kept()
 
 
 def own_convolutions(wanted: bool | None) -> AbstractContextManager[object]:
@@ -39,7 +45,21 @@ def own_convolutions(wanted: bool | None) -> AbstractContextManager[object]:
     return _OwnConvolutions()
 
 
+def in_use() -> bool:
+    """Whether this is within `own_convolutions`. A backward pass leaves it, as torch does with all such modes."""
+    return _kept.modes > 0
+
+
 class _OwnConvolutions(TorchFunctionMode):
+    def __enter__(self) -> Any:
+        entered = super().__enter__()
+        _kept.modes += 1
+        return entered
+
+    def __exit__(self, *error: Any) -> None:
+        _kept.modes -= 1
+        super().__exit__(*error)
+
     def __torch_function__(
         self, func: Any, types: Iterable[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
@@ -81,8 +101,10 @@ class Winograd(torch.autograd.Function):
 def _fits(x: Tensor, weights: Tensor) -> bool:
     if not (x.dim() == 4 and x.dtype == weights.dtype == torch.float32 and x.device.type == "cpu"):
         return False
-    batch, _, height, width = x.shape
-    out, channels = weights.shape[:2]
+    batch, channels, height, width = x.shape
+    out = weights.shape[0]
+    if channels != weights.shape[1]:  # torch says what is wrong
+        return False
     of_image = -(-height // TILE) * -(-width // TILE)
     enough = batch * of_image >= max(FEWEST_TILES, max(out, channels) / CHANNELS_PER_TILE)
     pays = enough and of_image * TILE * TILE <= MOST_WASTE * height * width and out * channels <= MOST_WEIGHTS
@@ -91,7 +113,7 @@ def _fits(x: Tensor, weights: Tensor) -> bool:
 
 def _convolved(x: Tensor, weights: Tensor, out: int, flipped: bool) -> Tensor:
     batch, channels, height, width = x.shape
-    result = torch.empty((batch, out, height, width), memory_format=torch.channels_last)
+    result = torch.empty((batch, out, height, width), dtype=torch.float32, memory_format=torch.channels_last)
     of_out, of_in, of_row, of_column = weights.stride()
     strides = (of_in, of_out, of_row, of_column) if flipped else (of_out, of_in, of_row, of_column)
     loaded().winograd(
@@ -114,7 +136,6 @@ def _weight_gradient(x: Tensor, above: Tensor, weights: Tensor) -> Tensor:
 
 def _room(channels: int, out: int) -> Tensor:
     size = loaded().winograd_room(channels, out)
-    found: Tensor | None = getattr(_kept, "room", None)
-    if found is None or found.numel() < size:
-        found = _kept.room = torch.empty(size)
-    return found
+    if _kept.room is None or _kept.room.numel() < size:
+        _kept.room = torch.empty(size, dtype=torch.float32)
+    return _kept.room
