@@ -68,6 +68,7 @@ def run(args: argparse.Namespace) -> int:
 
 def show(rows: Sequence[Row], out: Path) -> None:
     from rich.console import Console
+    from rich.markup import escape
     from rich.table import Table
 
     table = Table(title=f"accuracy, mean ± std over {len(rows[0].accuracies)} seed(s)")
@@ -82,4 +83,4 @@ def show(rows: Sequence[Row], out: Path) -> None:
         )  # fmt: skip
     console = Console()
     console.print(table)
-    console.print(f"picture: {out / 'accuracy.png'} and {out / 'accuracy.svg'}", soft_wrap=True)
+    console.print(escape(f"picture: {out / 'accuracy.png'} and {out / 'accuracy.svg'}"), soft_wrap=True)

@@ -74,7 +74,7 @@ def list_data(args: argparse.Namespace) -> None:
     rows: list[dict[str, Any]] = []
     for entry in CATALOGUE.values():
         embedded = entry.download_bytes == 0
-        found = entry.find(root)
+        found = entry.found(root)
         rows.append({
             "name": entry.name, "summary": entry.summary, "source": entry.source,
             "download_bytes": entry.download_bytes, "on_disk": found is not None,

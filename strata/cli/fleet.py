@@ -151,11 +151,14 @@ def _add_run(commands: Subparsers) -> None:
     group.add_argument("--wait-for", type=int, metavar="N", help="devices to wait for at first (default 1)")
     group.add_argument("--wait", type=float, metavar="S", help="at most so many seconds (default 600)")
     group.add_argument(
-        "--deadline", dest="answer_deadline", type=float, metavar="S", help="for a device's answer, in seconds"
-    )
+        "--deadline", dest="answer_deadline", type=float, metavar="S",
+        help="for a device's answer, in seconds (default 3600)",
+    )  # fmt: skip
     group.add_argument("--evaluation", choices=("server", "devices"),
                        help="on the server's test data (default) or on what devices hold out")  # fmt: skip
-    group.add_argument("--levels", type=int, default=4, metavar="N", help="at most so many memory levels (default 4)")
+    group.add_argument(
+        "--levels", type=int, metavar="N", help="at most so many memory levels of the devices' budgets (default 4)"
+    )
     group.add_argument("--workers", type=int, default=0, metavar="N", help="of the server, for evaluation (default 0)")
     parser.set_defaults(func=run)
 
@@ -208,6 +211,7 @@ def server(args: argparse.Namespace) -> int:
     from strata.fleet.addresses import DEFAULT_PORT, parse_address
     from strata.fleet.server import serve
 
+    _refuse_both(args)
     host = args.host or ("127.0.0.1" if args.insecure else "0.0.0.0")
     address = parse_address(f"[{host}]:{DEFAULT_PORT if args.port is None else args.port}")
     return serve(address, args.keys, insecure=args.insecure, data_dir=args.data_dir, say=say)
@@ -219,6 +223,7 @@ def device(args: argparse.Namespace) -> int:
     from strata.fleet.device import work
     from strata.fleet.keys import device_keys
 
+    _refuse_both(args)
     own = None
     if not args.insecure:
         if args.keys is None:
@@ -286,4 +291,10 @@ def _access(args: argparse.Namespace) -> Access:
     from strata.fleet.addresses import parse_address
     from strata.fleet.control import Access
 
+    _refuse_both(args)
     return Access.of(parse_address(args.server), args.keys, args.insecure)
+
+
+def _refuse_both(args: argparse.Namespace) -> None:
+    if args.insecure and args.keys is not None:
+        raise BadInput("--insecure is plain text, for which keys are not used: leave out --insecure, or --keys")

@@ -225,10 +225,12 @@ def run(args: argparse.Namespace) -> int:
 def summarise(result: Result) -> None:
     """The closing table."""
     from rich.console import Console
+    from rich.markup import escape
     from rich.table import Table
 
     summary = result.summary
-    table = Table(title=f"{summary['method']}, seed {summary['seed']}: {result.out}", show_header=False)
+    title = escape(f"{summary['method']}, seed {summary['seed']}: {result.out}")  # folders may be named [like tags]
+    table = Table(title=title, show_header=False)
     per_class = [value for value in summary["per_class_accuracy"] if value is not None]
     for name, value in (
         ("accuracy", f"{summary['accuracy']:.2%} (batch norm {summary['bn']})"),
@@ -244,7 +246,7 @@ def summarise(result: Result) -> None:
         ("time", f"{summary['seconds']:.1f} s"),
         ("model", str(result.out / "model.safetensors")),
     ):
-        table.add_row(name, value)
+        table.add_row(name, escape(value))
     Console().print(table)
 
 

@@ -12,6 +12,7 @@ from strata.data.partitions import (
     LazyIid,
     Partition,
     by_user,
+    check_range,
     dirichlet,
     from_indices,
     iid,
@@ -21,6 +22,6 @@ from strata.data.partitions import (
 
 __all__ = [
     "AUGMENTATIONS", "CATALOGUE", "FederatedData", "ImageSet", "Indexed", "LazyIid", "Partition", "augment", "by_user",
-    "check_augmentation", "default_root", "dirichlet", "from_indices", "get", "hold_out", "holdings", "iid", "load",
-    "normalise", "parse_partition", "picture", "shards", "table", "wrap",
+    "check_augmentation", "check_range", "default_root", "dirichlet", "from_indices", "get", "hold_out", "holdings",
+    "iid", "load", "normalise", "parse_partition", "picture", "shards", "table", "wrap",
 ]  # fmt: skip

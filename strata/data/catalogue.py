@@ -9,7 +9,7 @@ from pathlib import Path
 from strata.data.cifar import find_cifar10, find_cifar100, load_cifar10, load_cifar100
 from strata.data.digits import load_digits
 from strata.data.download import Progress, check_address, fetch, unpack
-from strata.data.files import default_root
+from strata.data.files import default_root, reading
 from strata.data.folders import find_tinyimagenet, load_folder, load_tinyimagenet
 from strata.data.idx import find_fashion, find_mnist, load_fashion, load_mnist
 from strata.data.imagenet64 import find_imagenet64, load_imagenet64
@@ -40,6 +40,11 @@ class Entry:
     downloads: tuple[Download, ...] = ()
     folder: str = ""  # what the archive unpacks to, or where single files go
     by_hand: str = ""  # how to get it where it cannot simply be downloaded
+
+    def found(self, place: Path) -> Path | None:
+        """As `find`; a place where one may not look is said to be one."""
+        with reading(place):
+            return self.find(place)
 
 
 def _idx(base: str, *md5s: str) -> tuple[Download, ...]:
@@ -95,7 +100,7 @@ def entry_of(name: str) -> Entry:
 def load(name: str, root: str | Path | None = None) -> FederatedData:
     """A data set by name. `root` is the folder it is in (or its parent); `folder[:SIZE]` loads a tree of pictures."""
     place = default_root() if root is None else expanded(root)
-    try:
+    with reading(place):
         if name == "folder" or name.startswith("folder:"):
             if root is None:
                 raise BadInput("the data set folder needs to be told which one: --data-dir DIR")
@@ -105,8 +110,6 @@ def load(name: str, root: str | Path | None = None) -> FederatedData:
         if found is None:
             raise BadInput(f"{name} is not in {place}; run: strata data get {name} --dir {place}")
         return entry.load(found)
-    except OSError as error:  # loaders name their own troubles; what is left is a folder that may not be read
-        raise BadInput(f"{error.filename or place} cannot be read: {error.strerror or error}") from error
 
 
 def _size(name: str) -> int | None:
@@ -134,8 +137,8 @@ def get(
     place = default_root() if root is None else expanded(root)
     if name == "digits":
         return place
+    found = entry.found(place)
     if not entry.downloads:
-        found = entry.find(place)
         if found is None:
             raise BadInput(f"{name} cannot simply be downloaded: {entry.by_hand.format(root=place)}")
         return found
@@ -144,7 +147,7 @@ def get(
         downloads = tuple(replace(one, url=f"{mirror.rstrip('/')}/{one.file}") for one in downloads)
     archive = len(downloads) == 1
     if archive:
-        if (place / entry.folder).exists() and entry.find(place) is not None:
+        if found is not None and (place / entry.folder).exists():
             return place / entry.folder
         one = downloads[0]
         target = fetch(one.url, place / one.file, one.md5, progress=progress(one.file))

@@ -8,7 +8,7 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -38,12 +38,22 @@ def read_bytes(path: Path) -> bytes:
         raise BadInput(f"{path} cannot be read: {error.strerror}") from error
 
 
+@contextlib.contextmanager
+def reading(place: Path) -> Iterator[None]:
+    """Loaders name their own troubles; what is left is a folder that may not be read, or no name for one."""
+    try:
+        yield
+    except OSError as error:
+        raise BadInput(f"{error.filename or place} cannot be read: {error.strerror or error}") from error
+
+
 def fingerprint(root: Path, paths: Iterable[Path], version: str) -> str:
     """Changes when a file is added, removed or rewritten, not when root moves. `version` names the decoding."""
     digest = hashlib.sha256(version.encode())
     for path in paths:
         status = path.stat()
-        digest.update(f"{path.relative_to(root)}\0{status.st_size}\0{status.st_mtime_ns}\n".encode())
+        line = f"{path.relative_to(root)}\0{status.st_size}\0{status.st_mtime_ns}\n"
+        digest.update(line.encode(errors="surrogateescape"))  # a name need not be UTF-8
     return digest.hexdigest()[:24]
 
 

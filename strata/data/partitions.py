@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 # one number per purpose, so that no two draws share a stream
 _IID, _DIRICHLET, _USERS, _SHARDS, _LAZY = 0x11D, 0xD1, 0x05E4, 0x54A4, 0x1A2
+_MOST_DRAWN = 1 << 28  # samples of a lazy device: 2 GiB of indices
 
 
 class Partition(Protocol):
@@ -52,8 +53,11 @@ class LazyIid:
 
     def __post_init__(self) -> None:
         _check(self.n, self.devices, at_least_one_each=False)
-        if self.samples < 1:
-            raise BadInput(f"a lazy partition of {self.samples} samples per device leaves them empty; give 1 or more")
+        if not 1 <= self.samples <= _MOST_DRAWN:
+            raise BadInput(
+                f"a lazy partition gives each device 1 to {_MOST_DRAWN} samples, drawn with replacement, not "
+                f"{self.samples}"
+            )
 
     def __len__(self) -> int:
         return self.devices
@@ -156,14 +160,25 @@ def from_indices(lists: Sequence[Sequence[int] | np.ndarray], n: int) -> Indexed
             raise BadInput(f"device {device} of the partition has no samples; every device should have at least one")
         if values.ndim != 1 or not np.issubdtype(values.dtype, np.integer):
             raise BadInput(f"device {device} of the partition should be a flat list of whole numbers")
-        low, high = int(values.min()), int(values.max())
-        if low < 0 or high >= n:
-            raise BadInput(
-                f"device {device} of the partition holds sample {low if low < 0 else high}; with {n} training samples "
-                f"indices should be 0 to {n - 1}"
-            )
         parts.append(np.sort(values.astype(np.int64)))
-    return _ragged(parts)
+    made = _ragged(parts)
+    check_range(made, n)
+    return made
+
+
+def check_range(partition: Partition, n: int) -> None:
+    """That a partition names none but the n training samples. One of your own class is not asked: it may be lazy."""
+    if isinstance(partition, LazyIid) and partition.n > n:
+        raise BadInput(f"the lazy partition draws from {partition.n} samples, and there are {n}: make it for {n}")
+    if not isinstance(partition, Indexed):
+        return
+    outside = np.flatnonzero((partition.indices < 0) | (partition.indices >= n))
+    if len(outside):
+        device = int(np.searchsorted(partition.starts, outside[0], side="right")) - 1
+        raise BadInput(
+            f"device {device} of the partition holds sample {partition.indices[outside[0]]}; with {n} training samples "
+            f"indices should be 0 to {n - 1}"
+        )
 
 
 def parse_partition(text: str, data: FederatedData, devices: int, seed: int) -> Partition:

@@ -21,6 +21,7 @@ class Outcome:
     result: Any = None
     reason: str | None = None
     detail: str = ""  # a traceback for the log, where there is one
+    sent: bool = True  # False: the job never reached its device, which therefore downloaded nothing
 
 
 class Program(Protocol):

@@ -13,8 +13,9 @@ if TYPE_CHECKING:
     from strata.methods import Task
 
 
-LARGEST_LOSS = 1e30  # finite, and still finite times all samples there could be
-MOST_SAMPLES, MOST_BYTES = 2**40, 2**62
+LARGEST_LOSS = 1e6  # far above what a network has that still learns; more would only spoil the round's mean
+MOST_SAMPLES, MOST_BYTES = 2**40, 2**50
+LARGEST_COUNT = 2**62  # sums of a few still fit into 64 bits
 
 
 def problem_with(
@@ -36,9 +37,9 @@ def _problem(
 ) -> str | None:
     if update is None:
         return "sent nothing"
-    if not _is_count(update.round) or update.round != task.round:
+    if not is_count(update.round) or update.round != task.round:
         return f"sent an update of round {_shown(update.round)}"
-    if not _is_count(update.device) or update.device != task.device:
+    if not is_count(update.device) or update.device != task.device:
         return f"sent an update in the name of device {_shown(update.device)}"
     if update.cut_hash != task.cut.hash:
         return "trained another cut than it was given"
@@ -63,17 +64,18 @@ def _problem(
             squares += float((update.tensors[name].double() - received[name].double()).square().sum())
         if squares > norm_bound**2:
             return f"its change has norm {math.sqrt(squares):.3g}, above the bound of {norm_bound:g}"
-    if not _is_count(update.samples) or not 1 <= update.samples <= most_samples:
+    if not is_count(update.samples) or not 1 <= update.samples <= most_samples:
         return f"says it trained on {_shown(update.samples)} samples, of at most {most_samples}"
     if not isinstance(update.loss, float) or not abs(update.loss) <= LARGEST_LOSS:
         return f"its loss is {_shown(update.loss)}"
-    if not _is_count(update.peak_bytes) or update.peak_bytes > MOST_BYTES:
+    if not is_count(update.peak_bytes) or update.peak_bytes > MOST_BYTES:
         return f"its peak memory is {_shown(update.peak_bytes)}"
     return None
 
 
-def _is_count(value: Any) -> bool:
-    return type(value) is int and value >= 0
+def is_count(value: Any) -> bool:
+    """A plain whole number, as JSON may hold one; neither True nor something that only looks like it."""
+    return type(value) is int and 0 <= value < LARGEST_COUNT
 
 
 def _shown(value: Any) -> str:

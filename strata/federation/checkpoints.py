@@ -12,7 +12,6 @@ import json
 import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -111,11 +110,3 @@ class Checkpoints:
 
 def _line(error: Exception) -> str:
     return " ".join(str(error).split()) or type(error).__name__
-
-
-def describe_state(state: FederationState) -> dict[str, Any]:
-    """Digest of a state, to compare two runs."""
-    digest = hashlib.sha256()
-    for name, tensor in state.tensors.items():
-        digest.update(name.encode() + tensor.contiguous().view(-1).view(torch.uint8).numpy().tobytes())
-    return {"round": state.round, "sha256": digest.hexdigest()}

@@ -16,7 +16,7 @@ from strata.engines import Engine
 from strata.engines.ray import Ray
 from strata.errors import BadInput
 from strata.federation.choosing import OF_SOME
-from strata.federation.files import Lock, read_json, said_plainly, write_json
+from strata.federation.files import Lock, read_json, read_object, said_plainly, write_json
 from strata.federation.folder import differences, read_metrics
 from strata.federation.progress import display
 from strata.federation.request import Request, jsonable
@@ -141,8 +141,13 @@ def _folder(out: Path, method: str, seed: int) -> Path:
 
 def _check_folder(out: Path, request: Request, requests: Sequence[Request]) -> None:
     """A new folder, or one of the same comparison, perhaps of other methods or fewer seeds."""
-    if (out / FILE).exists():
-        saved = read_json(out / FILE).get("request", {})
+    with said_plainly(out):
+        ours = (out / FILE).exists()
+        others = not ours and out.is_dir() and any(child.name not in LEFTOVERS for child in out.iterdir())
+    if others:
+        raise BadInput(f"{out} is not empty and holds no comparison: choose a new or empty folder")
+    if ours:
+        saved = read_object(out / FILE).get("request", {})
         found = differences({**saved, **dict.fromkeys(OF_METHODS)}, {**jsonable(request), **dict.fromkeys(OF_METHODS)})
         if found:
             raise BadInput(f"{out} holds another comparison: {'; '.join(found)}. Choose another folder")
@@ -150,8 +155,6 @@ def _check_folder(out: Path, request: Request, requests: Sequence[Request]) -> N
             folder = _folder(out, one.method, one.seed)
             if (folder / "config.json").exists():
                 Request.of_folder(folder, {name: getattr(one, name) for name in OF_METHODS})
-    elif out.is_dir() and any(child.name not in LEFTOVERS for child in out.iterdir()):
-        raise BadInput(f"{out} is not empty and holds no comparison: choose a new or empty folder")
 
 
 @contextlib.contextmanager

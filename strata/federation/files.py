@@ -36,6 +36,8 @@ def said_plainly(path: Path) -> Iterator[None]:
             errno.EEXIST,
             errno.EISDIR,
             errno.ENOENT,
+            errno.ENAMETOOLONG,
+            errno.ELOOP,
         ):
             raise BadInput(
                 f"cannot write to {path} ({error.strerror}): choose a folder that can be written to"
@@ -79,6 +81,13 @@ def read_json(path: Path) -> Any:
         raise BadInput(f"there is no {path.name} in {path.parent}: is it a run folder?") from None
     except (OSError, ValueError) as error:
         raise BadInput(f"cannot read {path}: {error}") from error
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    value = read_json(path)
+    if not isinstance(value, dict):
+        raise BadInput(f"{path} is not as Strata writes it: it holds no JSON object")
+    return value
 
 
 class Lock:

@@ -16,7 +16,7 @@ from typing import Any
 
 from strata.errors import BadInput
 from strata.federation.checkpoints import Checkpoints
-from strata.federation.files import Lock, read_json, said_plainly, write_json
+from strata.federation.files import Lock, read_object, said_plainly, write_json
 
 METRIC_KEYS = (
     "round", "step", "lr", "train_loss", "accuracy", "upload_bytes", "download_bytes", "train_flops", "peak_bytes",
@@ -32,24 +32,23 @@ class RunFolder:
         """A new folder, or with `resume` one with the same settings. Nothing is written before all checks are done."""
         self.path = path
         self._say = say
-        if (path / "config.json").exists() and not resume:
-            raise BadInput(f"{path} already holds a run: resume it with --resume {path}, or choose another folder")
-        if resume and not (path / "config.json").exists():
-            raise BadInput(f"there is no run to resume in {path}")
-        if path.exists() and not path.is_dir():
-            raise BadInput(f"{path} is not a folder: choose another place for the run")
-        leftovers = {".lock", "config.json.tmp"}  # of a run that was killed as it began
-        if not resume and path.is_dir() and any(child.name not in leftovers for child in path.iterdir()):
-            raise BadInput(f"{path} is not empty and holds no run: choose a new or empty folder")
         with said_plainly(path):
+            if not resume:
+                refuse_used(path)
+            elif not (path / "config.json").exists():
+                raise BadInput(f"there is no run to resume in {path}")
+            if path.exists() and not path.is_dir():
+                raise BadInput(f"{path} is not a folder: choose another place for the run")
+            leftovers = {".lock", "config.json.tmp"}  # of a run that was killed as it began
+            if not resume and path.is_dir() and any(child.name not in leftovers for child in path.iterdir()):
+                raise BadInput(f"{path} is not empty and holds no run: choose a new or empty folder")
             path.mkdir(parents=True, exist_ok=True)
         self._lock = Lock(path)
         try:
             if resume:
                 self._check_same(config)
-            elif (path / "config.json").exists():  # another run began between the check and the lock
-                raise BadInput(f"{path} already holds a run: resume it with --resume {path}, or choose another folder")
             else:
+                refuse_used(path)  # another run may have begun between the check and the lock
                 write_json(path / "config.json", config)
             self.checkpoints = _checkpoints(path)
             with said_plainly(path):
@@ -60,7 +59,7 @@ class RunFolder:
             raise
 
     def _check_same(self, config: Mapping[str, Any]) -> None:
-        saved = read_json(self.path / "config.json")
+        saved = read_object(self.path / "config.json")
         found = differences(saved.get("settings", {}), config.get("settings", {}))
         if found:
             raise BadInput(
@@ -96,17 +95,18 @@ class RunFolder:
             os.fsync(self._metrics.fileno())
 
     def truncate_metrics(self, rounds: int) -> None:
-        """Keeps the lines of rounds 0 .. rounds - 1."""
+        """Keeps the lines of rounds below `rounds`, also after a gap: what was lost once is no reason to lose more."""
         path = self.path / "metrics.jsonl"
         end = kept = 0
+        last = -1
         for line in path.read_bytes().splitlines(keepends=True):
-            if kept == rounds or not line.endswith(b"\n"):
-                break
             try:
-                if json.loads(line)["round"] != kept:
+                round = json.loads(line)["round"]
+                if not line.endswith(b"\n") or not last < round < rounds:
                     break
             except (ValueError, KeyError, TypeError):
                 break
+            last = round
             end += len(line)
             kept += 1
         if kept < rounds:
@@ -120,6 +120,21 @@ class RunFolder:
         with contextlib.suppress(OSError):
             self._log.close()
         self._lock.release()
+
+
+def refuse_used(path: Path, resume: str | None = None) -> None:
+    """`resume`: the option that would go on with it, where that is not `--resume PATH`."""
+    with said_plainly(path):
+        used = (path / "config.json").exists()
+    if used:
+        how = resume or f"--resume {path}"
+        raise BadInput(f"{path} already holds a run: resume it with {how}, or choose another folder")
+
+
+def is_finished(path: Path) -> bool:
+    """These two are written last."""
+    with said_plainly(path):
+        return all((path / name).exists() for name in ("model.safetensors", "summary.json"))
 
 
 def _checkpoints(path: Path) -> Checkpoints:

@@ -17,8 +17,8 @@ from strata.engines.ray import Ray
 from strata.errors import BadInput
 from strata.federation.aggregation import ServerOptimizer
 from strata.federation.choosing import check_levels, method_named
-from strata.federation.files import read_json
-from strata.federation.folder import differences, has_checkpoint
+from strata.federation.files import read_json, read_object, said_plainly
+from strata.federation.folder import differences, has_checkpoint, is_finished, refuse_used
 from strata.federation.options import LATER, Common, Options
 from strata.federation.progress import display
 from strata.federation.running import complete, make_engine, run
@@ -87,10 +87,11 @@ class Request(Common):
     @classmethod
     def of_folder(cls, folder: Path, given: Mapping[str, Any]) -> Request:
         """What the folder's run was asked for; `given` now may repeat it, but not change it."""
-        if not (folder / "config.json").exists():
-            raise BadInput(f"there is no run to resume in {folder}")
-        saved = read_json(folder / "config.json").get("request")
-        if saved is None:
+        with said_plainly(folder):
+            if not (folder / "config.json").exists():
+                raise BadInput(f"there is no run to resume in {folder}")
+        saved = read_object(folder / "config.json").get("request")
+        if not isinstance(saved, dict):
             raise BadInput(f"{folder} was started from Python: resume it there, with strata.run(..., resume=True)")
         request = cls.from_json(saved)
         changed = replace(request, **given)
@@ -198,10 +199,11 @@ def launch(
     ray: Ray | None = None,
 ) -> Result:
     """The run that was asked for. Workers prepare themselves while the plan is made."""
+    request.check_options()
     check_levels(request.method, request.constraints, request.budgets)
     if not resume:
-        _refuse_used(out)
-    elif all((out / name).exists() for name in ("summary.json", "model.safetensors")):  # written last, in this order
+        refuse_used(out)  # before the slow part; checked again, under the lock, when the run begins
+    elif is_finished(out):
         display(progress).say(f"{out} is finished: nothing to do")
         return Result(out, read_json(out / "summary.json"))
     data = request.load_data()
@@ -219,9 +221,3 @@ def launch(
         )  # fmt: skip
     finally:
         engine.close()
-
-
-def _refuse_used(out: Path) -> None:
-    """Before the slow part; checked again, under the lock, when the run begins."""
-    if (out / "config.json").exists():
-        raise BadInput(f"{out} already holds a run: resume it with --resume {out}, or choose another folder")

@@ -80,6 +80,7 @@ class Tally:
     """What a round's devices did and cost, over all its attempts."""
 
     asked: dict[int, Cut] = field(default_factory=dict)
+    reached: dict[int, Cut] = field(default_factory=dict)  # of those: what each was really sent
     dropped: dict[int, str] = field(default_factory=dict)
     upload_bytes: int = 0
     download_bytes: int = 0
@@ -127,7 +128,7 @@ def play(
             f"Of the last devices: {common or 'none could be asked'}. Lower the quorum or ask more devices per round"
         )
     tensors, slots = settings.server.apply(state.tensors, state.slots, mean)
-    holdings = state.holdings.after(round, tally.asked, mean.changed)
+    holdings = state.holdings.after(round, tally.reached, mean.changed)
     after = replace(state, round=round + 1, tensors=tensors, slots=slots, holdings=holdings)
     return after, tally.record(with_loss=settings.privacy is None)
 
@@ -155,24 +156,32 @@ def _attempt(
         mean = KeptUpdates(state.tensors, settings.robust) if settings.robust else RunningMean(state.tensors)
     cuts: dict[int, Cut] = {}
     jobs: list[TrainJob] = []
+
+    def count_download(task: Task) -> None:
+        if tally.reached.get(task.device) == task.cut:  # reached before in this round: it has the frozen layers
+            tally.download_bytes += upload_bytes(task.cut)
+        else:
+            names = method.graph.parameter_names
+            tally.download_bytes += state.holdings.download_bytes(task.device, task.cut, names)
+        tally.reached[task.device] = task.cut
+
     for task in method.assign(round, devices):
         device = task.device
         cuts[device] = task.cut
-        if tally.asked.get(device) == task.cut:  # asked before in this round: it has the frozen layers
-            tally.download_bytes += upload_bytes(task.cut)
-        else:
-            tally.download_bytes += state.holdings.download_bytes(device, task.cut, method.graph.parameter_names)
         tally.dropped.pop(device, None)
         excuse = fleet.excuse(round, attempt, device)
         if excuse is None:
             jobs.append(TrainJob(task, settings.partition[device], settings.lr(round), settings.seed))
         else:
             tally.dropped[device] = excuse
+            count_download(task)
             if excuse.startswith("late"):  # it worked, in vain
                 tally.train_flops += flops(task) * len(settings.partition[device]) * settings.epochs
     tally.asked |= cuts
     for job, outcome in _answers(engine, jobs, settings, state):
         task, update = job.task, outcome.result
+        if outcome.sent:
+            count_download(task)
         reason = outcome.reason or problem_with(update, task, state.tensors, settings.norm_bound, len(job.samples))
         if outcome.reason is None:  # whatever came, the device worked and sent
             tally.train_flops += flops(task) * len(job.samples) * settings.epochs

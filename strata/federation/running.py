@@ -12,7 +12,7 @@ import numpy as np
 from torch import nn
 
 from strata.cutting import ChannelGraph, Cut
-from strata.data import FederatedData, ImageSet, Partition, from_indices, hold_out, parse_partition
+from strata.data import FederatedData, ImageSet, Partition, check_range, from_indices, hold_out, parse_partition
 from strata.engines import Engine, InlineEngine, LocalEngine, default_workers
 from strata.engines.local import IN_WORKER
 from strata.engines.ray import Ray
@@ -91,6 +91,7 @@ def run(
     held: ImageSet | None = None
     description = describing.describe_data(data)
     if checked.validation:
+        _check_renumbering(partition)
         data, held = hold_out(data, checked.validation, checked.seed)
     parts = _partition(partition, data, checked)
     alone = checked.exact or checked.privacy is not None  # in a cohort, who else is there shows in the last bits
@@ -215,6 +216,8 @@ def complete(training: LocalTraining | None, data: FederatedData) -> LocalTraini
         training = replace(training, mean=data.train.mean, std=data.train.std)
     if training.kernels is None:  # decided here, once, and recorded: all workers do the same
         training = replace(training, kernels=kernels.available())
+    elif training.kernels:
+        kernels.require()
     return training
 
 
@@ -269,11 +272,21 @@ def _partition(partition: Any, data: FederatedData, options: Options) -> Partiti
         parts = parse_partition(partition, data, options.devices, options.seed)
     else:
         parts = from_indices(partition, len(data.train)) if isinstance(partition, (list, tuple)) else partition
+    check_range(parts, len(data.train))
     starts = getattr(parts, "starts", None)
     if starts is not None and (np.diff(starts) == 0).any():
         device = int(np.flatnonzero(np.diff(starts) == 0)[0])
         raise BadInput(f"device {device} of the partition has no samples; every device should have at least one")
     return parts
+
+
+def _check_renumbering(partition: Any) -> None:
+    """A validation split gives the training samples other numbers; a fleet's own samples have none here."""
+    if not isinstance(partition, str) and not getattr(partition, "elsewhere", False):
+        raise BadInput(
+            "a validation split renumbers the training samples, and your own partition names them by the old numbers: "
+            "leave out one of them, or give the partition as the data's users, with partition='user'"
+        )
 
 
 def _check_fit(method: Method, model: nn.Module, data: FederatedData) -> None:

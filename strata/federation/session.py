@@ -19,7 +19,7 @@ from strata.engines import Engine
 from strata.federation import describing
 from strata.federation.accounting import Account
 from strata.federation.files import read_json, write_atomic
-from strata.federation.folder import EPSILON, METRIC_KEYS, RunFolder, read_metrics
+from strata.federation.folder import EPSILON, METRIC_KEYS, RunFolder, is_finished, read_metrics
 from strata.federation.interrupts import Interrupts
 from strata.federation.options import Options
 from strata.federation.program import evaluate, final_state
@@ -81,9 +81,7 @@ class Session:
     def run(self, model: nn.Module, interrupts: Interrupts) -> Result:
         folder, total = self.folder, self.options.rounds
         state = self._begin(model)
-        if state.round >= total and all(
-            (folder.path / name).exists() for name in ("summary.json", "model.safetensors")
-        ):
+        if state.round >= total and is_finished(folder.path):
             folder.say(f"{folder.path} is finished: nothing to do")
             return Result(folder.path, read_json(folder.path / "summary.json"))
         self.show.start(self.method.name, state.round, total)
@@ -232,7 +230,7 @@ def flops_of_tasks(method: Method, recomputed: Callable[[Cut], int] | None = Non
     def of_cut(cut: Cut) -> int:
         key = (tuple(cut.shapes.values()), cut.frozen)
         if key not in known:
-            known[key] = flops(method.graph, cut).train + (recomputed(cut) if recomputed else 0)
+            known[key] = flops(method.graph, cut).real_train + (recomputed(cut) if recomputed else 0)
         return known[key]
 
     def of_task(task: Task) -> int:

@@ -14,6 +14,15 @@ from strata.fleet.environment import be_quiet, require_flower
 from strata.fleet.keys import KeyFolder, need_file
 
 
+class Refused(BadInput):
+    """The server answers, but not to this: it knows neither us (401) nor what we ask for (404). Waiting helps with
+    neither."""
+
+    def __init__(self, sentence: str, status: int) -> None:
+        super().__init__(sentence)
+        self.status = status
+
+
 @dataclass(frozen=True)
 class Access:
     """Where the server is, and by what right we talk to it."""
@@ -69,6 +78,9 @@ def connect(access: Access) -> Iterator[Any]:
     try:
         yield client
     except httpx.HTTPStatusError as error:
+        status = error.response.status_code
+        if status in (401, 404):
+            raise Refused(_sentence(error, access), status) from None
         raise BadInput(_sentence(error, access)) from None
     except httpx.HTTPError as error:
         raise BadInput(f"the server at {access.address} stopped answering ({type(error).__name__})") from None

@@ -91,9 +91,9 @@ class DeviceKeys:
 
 def device_keys(path: Path, name: str | None) -> DeviceKeys:
     """From the device's own folder, from the key in it, or from the whole key folder and a name."""
-    if path.is_file():
+    if os.path.isfile(path):  # unlike Path's, these are False for what cannot be a path: need_file says why
         path = path.parent
-    if (path / "devices").is_dir() and not (path / "device.key").exists():
+    if os.path.isdir(path / "devices") and not os.path.exists(path / "device.key"):
         if name is None:
             there = ", ".join(KeyFolder(path).names()) or "none"
             raise BadInput(f"{path} holds the keys of several devices: say with --name which this is (there: {there})")
@@ -105,8 +105,11 @@ def device_keys(path: Path, name: str | None) -> DeviceKeys:
 
 
 def need_file(path: Path, remedy: str) -> None:
-    if not path.is_file():
-        raise BadInput(f"there is no file {path}: {remedy}")
+    try:
+        if not path.is_file():
+            raise BadInput(f"there is no file {path}: {remedy}")
+    except OSError as error:  # the name is too long, or a folder above may not be entered
+        raise BadInput(f"{path} cannot be read ({error.strerror}): {remedy}") from None
     if not os.access(path, os.R_OK):
         raise BadInput(f"{path} cannot be read by this user: run as its owner, or give the file to this user")
 

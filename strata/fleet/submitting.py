@@ -14,12 +14,16 @@ from strata.errors import BadInput
 from strata.fleet.addresses import Unreachable
 from strata.fleet.app import bundle, bundle_hash
 from strata.fleet.children import Signals, Stopped
-from strata.fleet.control import Access, connect
+from strata.fleet.control import Access, Refused, connect
 from strata.fleet.words import PREFIX, Words
 from strata.paths import expanded
 
 PAUSE = 2.0  # seconds before looking for a server that has gone
 GONE = 120.0  # seconds after which it is given up
+FORGOTTEN = (
+    "the server was started again and no longer knows it (with --data-dir it keeps its runs over restarts); the run's "
+    "folder is as it was: go on with --resume"
+)
 
 
 @dataclass(frozen=True)
@@ -39,6 +43,7 @@ def run_settings(args: argparse.Namespace, local: bool) -> RunSettings:
     from strata.cli.run import given
     from strata.engines.flower.resuming import request_of
     from strata.federation.choosing import refuse_unused
+    from strata.federation.folder import refuse_used
     from strata.federation.request import Request, jsonable
 
     def to_json(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -49,19 +54,32 @@ def run_settings(args: argparse.Namespace, local: bool) -> RunSettings:
         raise BadInput(f"--out is a folder on the server, so give its whole path there, not {args.out!r}")
     out = out.absolute()
     asked = given(args)
+    if args.levels is not None and (args.resume or "budgets" in asked or "constraints" in asked):
+        raise BadInput("--levels groups the devices' own budgets, when a run begins: leave it out with --budget, "
+                       "--constraint or --resume")  # fmt: skip
     if args.resume:  # what was asked for at first is in the folder, which may be out of our sight
         request = jsonable(request_of(out, to_json(asked))) if local else to_json(asked)
     else:
-        if local and (out / "config.json").exists():
-            raise BadInput(f"{out} already holds a run: resume it with --resume, or choose another folder")
+        if local:
+            refuse_used(out, "--resume")
         asked_for = Request(**asked)
         refuse_unused(asked, [asked_for.method], budgets_follow=True)
+        if args.evaluation == "devices":
+            _refuse_server_data(asked)
         asked_for.check_options()
         request = jsonable(asked_for)
     return RunSettings(
         request=request, out=str(out), resume=args.resume, minimum=args.wait_for, wait=args.wait,
-        deadline=args.answer_deadline, evaluation=args.evaluation, workers=args.workers, levels=args.levels,
+        deadline=args.answer_deadline, evaluation=args.evaluation, workers=args.workers,
+        levels=RunSettings.levels if args.levels is None else args.levels,
     )  # fmt: skip
+
+
+def _refuse_server_data(asked: Mapping[str, Any]) -> None:
+    """What the devices say of their data counts, and the server has none."""
+    unused = [f"--{name.replace('_', '-')}" for name in ("data", "data_dir", "classes", "input") if name in asked]
+    if unused:
+        raise BadInput(f"with --evaluation devices the devices say what their data is: leave out {', '.join(unused)}")
 
 
 def submit(settings: RunSettings, access: Access, *, show: Callable[[str], None], say: Callable[[str], None]) -> Ending:
@@ -106,6 +124,7 @@ def _follow(access: Access, run_id: int, show: Callable[[str], None], say: Calla
         try:
             with connect(access) as client:
                 if away_since is not None:
+                    outcome(client, run_id)  # something listens there again: does it also answer, and know the run?
                     say("the server is back")
                     away_since = None
                 with _closing(client.StreamLogs(StreamLogsRequest(run_id=run_id, after_timestamp=latest))) as stream:
@@ -116,6 +135,8 @@ def _follow(access: Access, run_id: int, show: Callable[[str], None], say: Calla
                 if ending is not None:
                     code = words.end()
                     return replace(ending, failure=code)
+        except Refused as error:
+            return Ending(run_id, "lost", str(error) if error.status == 401 else FORGOTTEN)
         except BadInput as error:
             now = time.monotonic()
             if away_since is None:

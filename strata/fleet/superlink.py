@@ -1,6 +1,7 @@
 """The server's process: `python -m strata.fleet.superlink ...` is flower-superlink with the guard before its door.
 
-It starts Strata's own app and no other: the operator's token is no right to run code here.
+It starts Strata's own app and no other: the operator's token is no right to send code here. It is a right to name code:
+a run's `--model package.module:callable` is imported and called, so what is importable here can be run by who has it.
 
 The operator's token comes by the environment variable STRATA_OPERATOR_TOKEN, which is taken out again at once:
 the server app's process has no use for it.
@@ -9,7 +10,9 @@ the server app's process has no use for it.
 from __future__ import annotations
 
 import argparse
+import itertools
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +23,7 @@ from strata.fleet.executing import Executor
 from strata.fleet.guard import Guard
 
 TOKEN = "STRATA_OPERATOR_TOKEN"
+MOST_OBJECTS = 1024  # of a device's answer, each at most guard.LARGEST; Flower sends arrays in pieces of 5 MiB
 
 
 def main() -> None:
@@ -32,6 +36,7 @@ def main() -> None:
     from flwr.superlink import extensions
     from flwr.superlink.cli.flower_superlink import flower_superlink
     from flwr.superlink.servicer.control import control_handlers
+    from flwr.superlink.servicer.fleet import fleet_handlers
     from starlette.middleware import Middleware
 
     from strata.fleet.app import bundle
@@ -62,9 +67,24 @@ def main() -> None:
     secret = Path(given.superexec_auth_secret_file)
     Executor(str(local), "flwr-serverapp", secret, authority, umask).start()  # run folders are as the user wants them
     control_handlers.start_run = start_strata
+    fleet_handlers.push_messages = within_bounds(fleet_handlers.push_messages)
     extensions.get_middleware = with_guard  # Flower's own hook for what comes first at the door
     uvicorn.run = without_access_log  # type: ignore[assignment]
     flower_superlink()
+
+
+def within_bounds(push: Callable[..., Any]) -> Callable[..., Any]:
+    """Flower's handler of devices' answers. What an answer announces is going to be kept: it has to end somewhere."""
+    from flwr.supercore.error import ApiErrorCode, FlowerError
+    from flwr.supercore.inflatable.inflatable_object import iterate_object_tree
+
+    def push_messages(request: Any, state: Any) -> Any:
+        announced = itertools.chain.from_iterable(map(iterate_object_tree, request.message_object_trees))
+        if next(itertools.islice(announced, MOST_OBJECTS, None), None) is not None:
+            raise FlowerError(ApiErrorCode.FORBIDDEN_ACTION, f"An answer has at most {MOST_OBJECTS} objects.")
+        return push(request=request, state=state)
+
+    return push_messages
 
 
 if __name__ == "__main__":

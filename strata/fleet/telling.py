@@ -73,6 +73,7 @@ def close(ending: Ending, settings: RunSettings, as_json: bool, local: bool) -> 
 
 def show_status(state: FleetState) -> None:
     from rich.console import Console
+    from rich.markup import escape
     from rich.table import Table
 
     console = Console()
@@ -96,5 +97,5 @@ def show_status(state: FleetState) -> None:
             "-" if run.rounds is None else str(run.rounds),
             "-" if run.seconds is None else f"{run.seconds:.0f} s",
         )
-        runs.add_row(run.run, run.state, run.method or "-", rounds, seconds, run.out or "-")
+        runs.add_row(run.run, run.state, run.method or "-", rounds, seconds, escape(run.out or "-"))
     console.print(runs if state.runs else "no runs yet")

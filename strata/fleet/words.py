@@ -11,7 +11,12 @@ THEIRS = re.compile(r"(INFO|DEBUG)\s*:|Successfully installed strata ")
 FAILURE = re.compile(r"ERROR\s*:\s+ServerApp raised an exception")
 PREFIX = "ServerApp failed with exception: "
 # how a run ends that the user, not a bug, brought about; and the command's exit code then
-EXPECTED = {"strata.errors.BadInput": 2, "strata.errors.Infeasible": 3}
+EXPECTED = {
+    "strata.errors.BadInput": 2,
+    "strata.federation.files.StorageFailed": 2,
+    "strata.errors.Infeasible": 3,
+    "strata.planning.infeasible.PlanInfeasible": 3,
+}
 FAILED = ("strata.federation.rounds.RoundFailed", "strata.engines.base.EngineFailed")
 
 

@@ -98,6 +98,9 @@ def test_a_mirror_or_a_folder_that_cannot_be(root, capsys, monkeypatch):
         (["get", "cifar10", "--dir", "~no-such-user/data"], "~no-such-user/data begins with a home folder that is not"),
         (["--dir", "~no-such-user"], "not known here: give the whole path"),
         (["show", "--data", "cifar10", "--dir", "~no-such-user"], "not known here: give the whole path"),
+        (["--dir", "x" * 300], "cannot be read: File name too long"),
+        (["get", "cifar10", "--dir", "x" * 300], "cannot be read: File name too long"),
+        (["get", "femnist", "--dir", "x" * 300], "cannot be read: File name too long"),
     ):
         code, out, err = run(capsys, *arguments)
         assert (code, out) == (2, "") and words in err and err.count("\n") == 1

@@ -269,6 +269,14 @@ def _picture(path, colour, size=(8, 8)) -> None:
     Image.new("RGB", size, colour).save(path)
 
 
+def test_a_picture_whose_name_is_not_utf_8(tmp_path):
+    for kind in ("cat", "dog"):
+        for number in range(2):
+            _picture(tmp_path / kind / f"{number}.png", (number, 0, 0))
+    os.rename(tmp_path / "cat" / "0.png", os.fsencode(tmp_path / "cat") + b"/caf\xe9.png")
+    assert len(load("folder", tmp_path).train) == 2
+
+
 def test_a_folder_per_class(tmp_path):
     for part, count in (("train", 3), ("test", 1)):
         for label, name in enumerate(["ant", "bee"]):

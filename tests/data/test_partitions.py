@@ -9,8 +9,10 @@ from hypothesis import strategies as st
 from strata.data import (
     FederatedData,
     ImageSet,
+    Indexed,
     LazyIid,
     by_user,
+    check_range,
     dirichlet,
     from_indices,
     holdings,
@@ -134,6 +136,20 @@ def test_own_lists_are_checked():
     ]:
         with pytest.raises(BadInput, match=words):
             from_indices(lists, n=5)
+
+
+def test_a_partition_must_be_within_the_data():
+    check_range(iid(10, 2, 0), 10)
+    check_range(LazyIid(10, 3, 4, 0), 10)
+    with pytest.raises(BadInput, match="device 1 of the partition holds sample 7; with 5 training samples"):
+        check_range(Indexed(np.array([0, 1, 7, 2]), np.array([0, 2, 4])), 5)
+    with pytest.raises(BadInput, match="draws from 10 samples, and there are 5"):
+        check_range(LazyIid(10, 3, 4, 0), 5)
+
+
+def test_a_lazy_device_draws_no_more_than_memory_holds():
+    with pytest.raises(BadInput, match="1 to 268435456 samples, drawn with replacement, not 99999999999999999999"):
+        LazyIid(50, 10, 99999999999999999999, 0)
 
 
 def test_a_device_cannot_change_the_partition():

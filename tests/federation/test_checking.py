@@ -20,6 +20,7 @@ def with_tensor(name: str, tensor: object) -> object:
 
 def test_a_good_update_has_no_problem() -> None:
     assert problem_with(GOOD, TASK, STATE) is None
+    assert problem_with(replace(GOOD, loss=1e6, peak_bytes=2**50), TASK, STATE) is None
     assert problem_with(GOOD, TASK, STATE, norm_bound=2.45) is None  # 6 ones: norm 2.449
 
 
@@ -44,6 +45,8 @@ def test_a_good_update_has_no_problem() -> None:
         (replace(GOOD, device=7.0), "in the name of device 7.0"),
         (replace(GOOD, samples=10**400), "trained on 1000"),
         (replace(GOOD, loss=1e308), "loss is 1e"),
+        (replace(GOOD, loss=1.1e6), "loss is 1100000.0"),
+        (replace(GOOD, peak_bytes=2**50 + 1), "peak memory is 1125899906842625"),
         (replace(GOOD, peak_bytes=10**400), "peak memory is 1000"),
         (replace(GOOD, samples=0), "0 samples"),
         (replace(GOOD, samples="many"), "'many' samples"),

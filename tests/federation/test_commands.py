@@ -118,6 +118,9 @@ def test_bad_input_is_one_sentence_exit_code_2_and_nothing_overwritten(capsys: p
     assert strata(capsys, "run", *SMALL, "--method", "fd", "--constraint", "0.75", "--out", "used")[0] == 0
     before = {path: path.stat().st_mtime_ns for path in Path("used").rglob("*") if path.name != ".lock"}
     fd = ["run", *SMALL, "--method", "fd", "--constraint", "0.75"]
+    for name, text in (("list", "[]"), ("request", '{"request": []}')):
+        Path(name).mkdir()
+        Path(name, "config.json").write_text(text)
     for arguments, says in (
         ([*fd, "--out", "used"], "already holds a run: resume it with --resume used"),
         (["run", "--resume", "used", "--rounds", "9", "--lr", "0.2"], "lr was 0.1 and is now 0.2; rounds was 3"),
@@ -145,6 +148,15 @@ def test_bad_input_is_one_sentence_exit_code_2_and_nothing_overwritten(capsys: p
         ([*fd, "--out", "new", "--data-dir", "~no-such-user/data"], "begins with a home folder that is not known"),
         ([*fd, "--out", "new", "--task-timeout", "nan", "--workers", "1"], "a number of seconds above 0"),
         ([*fd, "--out", "new", "--task-timeout", "5"], "--workers 0 has none"),
+        ([*fd, "--out", "new", "--validation", "nan"], "validation is the share of training data"),
+        ([*fd, "--out", "new", "--validation", "inf"], "validation is the share of training data"),
+        ([*fd, "--out", "new", "--validation", "0.1", "--seed", "-1"], "the seed is a whole number of at least 0"),
+        ([*fd, "--out", "new", "--partition", "lazy:99999999999999999999"], "each device 1 to 268435456 samples"),
+        ([*fd, "--out", "x" * 300], "(File name too long): choose a folder that can be written to"),
+        (["run", "--resume", "x" * 300], "(File name too long)"),
+        (["run", "--resume", "list"], "config.json is not as Strata writes it: it holds no JSON object"),
+        (["run", "--resume", "request"], "request was started from Python"),
+        (["compare", *SMALL, "--methods", "fd", "--constraint", "0.75", "--out", "x" * 300], "(File name too long)"),
         ([*fd, "--out", "new", "--mlflow"], "MLflow is not installed: pip install 'strata-fl[mlflow]'"),
     ):  # fmt: skip
         if "--mlflow" in arguments and __import__("importlib.util").util.find_spec("mlflow") is not None:

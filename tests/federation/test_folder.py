@@ -45,6 +45,17 @@ def test_lost_lines_are_said(tmp_path: Path) -> None:
     assert said[0] in (tmp_path / "run.log").read_text()
 
 
+def test_what_comes_after_a_gap_is_kept(tmp_path: Path) -> None:
+    said: list[str] = []
+    folder = RunFolder(tmp_path, CONFIG, resume=False, say=said.append)
+    for round in (0, 1, 5, 6, 7):  # 2 to 4 were lost, and that was said
+        folder.append(record(round))
+    folder.truncate_metrics(7)
+    folder.close()
+    assert [one["round"] for one in read_metrics(tmp_path)] == [0, 1, 5, 6]
+    assert said == ["metrics.jsonl holds only 4 of 7 rounds: the lines of the others are lost"]
+
+
 def test_refusals_leave_everything_as_it_was(tmp_path: Path) -> None:
     RunFolder(tmp_path / "run", CONFIG, resume=False, say=silent).close()
     before = (tmp_path / "run" / "config.json").read_bytes()

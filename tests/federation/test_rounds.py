@@ -226,3 +226,21 @@ def test_an_engine_shared_by_runs_never_mixes_their_weights_up() -> None:
 
     first, second = loss(engine, start().tensors), loss(engine, other)
     assert first != second == loss(InlineEngine(replace(program)), other)
+
+
+class Unreachable(Lying):
+    """The first device asked is not connected; `sent` False as a real fleet's engine says it."""
+
+    def run(self, jobs: Sequence[Any], state: Mapping[str, Tensor]) -> Iterator[Outcome]:
+        for outcome in super().run(jobs, state):
+            yield outcome if outcome.index else Outcome(0, None, "not connected", sent=False)
+
+
+def test_what_never_reached_a_device_is_no_download_and_it_holds_nothing() -> None:
+    late = replace(start(), round=tiny.ROUNDS - 1)  # layers are frozen by then
+    after, record, _ = one_round(Lying(), "slt", late)
+    reached, less, _ = one_round(Unreachable(), "slt", late)
+    assert record["devices"] == less["devices"] and [one["id"] for one in less["dropped"]] == less["devices"][:1]
+    assert less["download_bytes"] * 4 == record["download_bytes"] * 3, "one of four devices was sent nothing"
+    assert sorted(record["devices"]) == after.holdings.devices.tolist()
+    assert sorted(record["devices"][1:]) == reached.holdings.devices.tolist()

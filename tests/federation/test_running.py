@@ -11,6 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from strata.data import from_indices, iid
 from strata.errors import BadInput
 from strata.federation import RoundFailed, ServerOptimizer, session
 from strata.federation.folder import METRIC_KEYS
@@ -300,3 +301,18 @@ def test_cohorts_give_the_reference_up_to_rounding_and_are_recorded(tmp_path: Pa
     assert any(not torch.equal(weights[name], reference_weights[name]) for name in weights), "cohorts were not used"
     for name, tensor in weights.items():
         torch.testing.assert_close(tensor, reference_weights[name], rtol=1e-3, atol=1e-4)
+
+
+def test_a_partition_of_numbers_does_not_go_with_a_validation_split(tmp_path: Path) -> None:
+    """The split renumbers the training samples: the numbers given would silently mean others."""
+    halves = [range(0, 120), range(120, 240)]
+    for partition in (halves, from_indices(halves, 240)):
+        with pytest.raises(BadInput, match="renumbers the training samples"):
+            tiny_run(tmp_path / "run", devices=None, partition=partition, validation=0.1, per_round=2)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_partition_of_other_data_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match="with 240 training samples indices should be 0 to 239"):
+        tiny_run(tmp_path / "run", devices=None, partition=iid(1000, 2, 0), per_round=2)
+    assert not (tmp_path / "run").exists()

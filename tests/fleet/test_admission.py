@@ -78,7 +78,8 @@ def test_an_unregistered_key_is_refused(fleet: Fleet) -> None:
 
 
 def test_a_plain_text_client_is_refused(fleet: Fleet) -> None:
-    device = fleet.device("a", "--insecure")
+    device = Command(fleet.folder, "fleet", "device", "--insecure", "--server", fleet.address, "--name", "a",
+                     "--cache", "cache-a")  # fmt: skip
     assert device.wait() == 2 and "gives no answer in plain text" in device.text()
     with pytest.raises(httpx.HTTPError):
         httpx.post(f"http://{fleet.address}/v1/fleet/pull-messages", timeout=PATIENCE)

@@ -57,6 +57,35 @@ def test_missing_key_files(capsys: pytest.CaptureFixture[str], tmp_path: Path, k
     assert "operator.token" in refused(capsys, "status", "--keys", keys / "devices" / "a")
 
 
+def test_what_cannot_be_a_path_to_keys(capsys: pytest.CaptureFixture[str]) -> None:
+    keys = ("--keys", "x" * 300)
+    assert "(File name too long)" in refused(capsys, "server", *keys)
+    assert "(File name too long)" in refused(capsys, "device", "--server", "localhost", *keys)
+    assert "(File name too long)" in refused(capsys, "status", *keys)
+
+
+def test_keys_are_not_dropped_in_silence(capsys: pytest.CaptureFixture[str], keys: Path) -> None:
+    both = ("--insecure", "--keys", keys)
+    for command in (("server",), ("device", "--server", "localhost"), ("run", "--out", "/tmp/x"), ("status",)):
+        assert "leave out --insecure, or --keys" in refused(capsys, *command, *both)
+
+
+@pytest.mark.parametrize(
+    "options, says",
+    [
+        (("--evaluation", "devices", "--data", "digits", "--classes", "10"), "leave out --data, --classes"),
+        (("--evaluation", "devices", "--data-dir", "d", "--input", "3x32x32"), "leave out --data-dir, --input"),
+        (("--levels", "2", "--budget", "24MiB"), "--levels groups the devices' own budgets"),
+        (("--levels", "2", "--constraint", "0.25"), "--levels groups the devices' own budgets"),
+        (("--levels", "2", "--resume"), "--levels groups the devices' own budgets"),
+    ],
+)
+def test_options_that_a_run_would_not_look_at(
+    options: tuple[str, ...], says: str, capsys: pytest.CaptureFixture[str], keys: Path, tmp_path: Path
+) -> None:
+    assert says in refused(capsys, "run", "--keys", keys, "--out", tmp_path / "run", *options)
+
+
 def test_port_in_use(capsys: pytest.CaptureFixture[str], keys: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]

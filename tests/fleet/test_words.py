@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from strata.federation.files import StorageFailed
 from strata.fleet.words import Words
+from strata.planning.infeasible import PlanInfeasible
 
 TRACE = """\x1b[91mERROR\x1b[0m:     ServerApp raised an exception
 Traceback (most recent call last):
@@ -30,6 +32,8 @@ def test_flowers_own_lines_are_left_out_also_in_pieces() -> None:
         ("strata.errors.BadInput: 0 of 9 devices were there", 2),
         ("strata.errors.Infeasible: no plan fits\nTwo lines", 3),
         ("strata.federation.rounds.RoundFailed: ten attempts", 1),
+        (f"{PlanInfeasible.__module__}.{PlanInfeasible.__qualname__}: no scale fits\n  step 3", 3),
+        (f"{StorageFailed.__module__}.{StorageFailed.__qualname__}: no space left", 2),
     ],
 )
 def test_what_a_sentence_says_needs_no_traceback(last: str, code: int) -> None:

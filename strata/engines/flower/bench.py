@@ -18,6 +18,7 @@ from strata.engines.flower import codec, limits
 from strata.engines.flower.capped import Cap, OutOfMemory
 from strata.engines.flower.frozen import FrozenLayers
 from strata.engines.flower.holding import Holding, holding_of
+from strata.engines.flower.pooling import pooled
 from strata.engines.flower.settings import DeviceSettings
 from strata.errors import BadInput
 from strata.methods.base import Task
@@ -96,10 +97,10 @@ class Bench:
     def _hello(self, packet: Packet, client: int) -> tuple[dict[str, Any], dict[str, Tensor]]:
         own, settings = self.holding, self.settings
         return {
-            "what": "device", "name": settings.name, "budget": self.budget(client), "limit": limits.memory_limit(),
-            "baseline": self.baseline, "samples": len(own.train), "held": 0 if own.held is None else len(own.held),
-            "classes": own.classes, "present": sorted(set(own.train.labels.tolist())), "input": list(own.input_shape),
-            "mean": list(own.mean), "std": list(own.std), "augmentation": own.augmentation, "labels": own.labels,
+            "what": "device", "name": settings.name, "budget": self.budget(client), "baseline": self.baseline,
+            "samples": len(own.train), "held": 0 if own.held is None else len(own.held), "classes": own.classes,
+            "input": list(own.input_shape), "mean": list(own.mean), "std": list(own.std),
+            "augmentation": own.augmentation, "labels": own.labels,
             "structure": self.graph.hash, "holds": FrozenLayers(settings.folder).digests(),
             "versions": {"strata": __version__, "torch": torch.__version__, "python": platform.python_version()},
         }, {}  # fmt: skip
@@ -130,16 +131,12 @@ class Bench:
         cut, tensors = self._whole(packet)
         training = training_of(packet.meta["training"])
         chosen = self.holding.train.images[calibration_indices(len(self.holding.train), int(packet.meta["seed"]))]
-        found: dict[str, Tensor] = {}
+        found: list[tuple[int, dict[str, Tensor]]] = []
         with self._cap(training, client):
-            batches = chosen.split(training.batch_size)
-            for batch in batches:
+            for batch in chosen.split(training.batch_size):
                 made = reestimated(self.graph, cut, tensors, batch, training)
-                for name in self.graph.buffer_names:
-                    value = made[name] if not made[name].is_floating_point() else made[name].double() / len(batches)
-                    found[name] = value if name not in found or not value.is_floating_point() else found[name] + value
-        buffers = {name: value.to(self.dtypes[name]) for name, value in found.items()}
-        return {"what": "statistics", "images": len(chosen)}, buffers
+                found.append((len(batch), {name: made[name] for name in self.graph.buffer_names}))
+        return {"what": "statistics", "images": len(chosen)}, pooled(found)
 
     def _evaluate(self, packet: Packet, client: int) -> tuple[dict[str, Any], dict[str, Tensor]]:
         """Counts over what the device holds out."""

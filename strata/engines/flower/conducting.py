@@ -23,8 +23,8 @@ from strata.engines.flower.resuming import fitted, request_of
 from strata.engines.flower.roster import Device, Kind, Roster, in_order
 from strata.engines.flower.settings import RunSettings, Terms
 from strata.errors import BadInput, Infeasible
-from strata.federation.files import read_json, write_json
-from strata.federation.folder import has_checkpoint
+from strata.federation.files import read_object, write_json
+from strata.federation.folder import has_checkpoint, is_finished, refuse_used
 from strata.federation.request import Request, jsonable
 from strata.federation.robust import parse_aggregation, updates_needed
 from strata.federation.running import make_engine, run
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from strata.methods import Method
 
 FILE = "fleet.json"
+KEPT = ("names", "samples", "evaluation", "classes", "input", "mean", "std", "augmentation", "levels", "start", "moves")
 Value = TypeVar("Value")
 
 
@@ -44,6 +45,7 @@ class Reported:
     """How many samples each device says it has, as a partition: which ones they are is the device's own business."""
 
     samples: tuple[int, ...]
+    elsewhere = True  # no sample of the server's data is meant
 
     def __len__(self) -> int:
         return len(self.samples)
@@ -56,12 +58,12 @@ def conduct(grid: Grid, settings: RunSettings) -> Result | None:
     """The finished run, or None where it was finished before."""
     out = Path(settings.out)
     say = partial(print, flush=True)
-    if settings.resume and all((out / name).exists() for name in ("summary.json", "model.safetensors")):
+    if settings.resume and is_finished(out):
         say(f"{out} is finished: nothing to do")
         return None
-    if not settings.resume and (out / "config.json").exists():
-        raise BadInput(f"{out} already holds a run: resume it with --resume, or choose another folder")
-    saved = read_json(out / FILE) if settings.resume and (out / FILE).exists() else None
+    if not settings.resume:
+        refuse_used(out, "--resume")
+    saved = _saved(out / FILE) if settings.resume and (out / FILE).exists() else None
     asked = request_of(out, settings.request) if settings.resume else Request.from_json(settings.request)
     request = replace(asked, exact=True)
     terms = settings.terms(saved or {})
@@ -113,10 +115,11 @@ def conduct(grid: Grid, settings: RunSettings) -> Result | None:
     def save() -> None:
         write_json(out / FILE, {**facts, **assignment.to_json()})
 
+    robust = parse_aggregation(request.aggregation)
     engine = FlowerEngine(
         post, roster, fleet, assignment, training, request.model, home=home, deadline=terms.deadline,
         wait=terms.wait, say=say, save=save, graph=graph, moving=not private,
-        needed=updates_needed(request.quorum, parse_aggregation(request.aggregation)),
+        needed=updates_needed(request.quorum, robust), robust=robust is not None,
     )  # fmt: skip
 
     def adjusted(method: Method, round: int) -> Method:
@@ -134,6 +137,14 @@ def conduct(grid: Grid, settings: RunSettings) -> Result | None:
         raise
     finally:
         engine.close()
+
+
+def _saved(file: Path) -> dict[str, Any]:
+    values = read_object(file)
+    lacking = [name for name in KEPT if name not in values]
+    if lacking:
+        raise BadInput(f"{file} is not as the run left it: it has no {', '.join(lacking)}; bring it back from a copy")
+    return values
 
 
 def _check_privacy(request: Request, terms: Terms) -> None:
@@ -208,7 +219,7 @@ def _levels(
     if request.constraints:
         constraints = tuple(sorted(set(request.constraints)))
         request = replace(request, constraints=constraints)
-        sizes = most_bytes(request.make_method(graph), request.batch, request.micro_batch)
+        sizes = most_bytes(request.make_method(graph), request.batch, request.micro_batch, request.proximal > 0)
     elif saved is not None:
         sizes = list(saved["levels"])
         request = replace(request, budgets=tuple(sizes))

@@ -48,6 +48,7 @@ class FlowerEngine:
     """`names`: device number -> name. `home` does the server's own work, or is None where it has no data.
 
     `needed`: updates, or a round is redone. `moving` False: devices keep their level, also where it was too much.
+    `robust`: what devices measure for evaluation is aggregated by medians, as their updates are.
     """
 
     def __init__(
@@ -67,6 +68,7 @@ class FlowerEngine:
         save: Callable[[], None],
         needed: int = 1,
         moving: bool = True,
+        robust: bool = False,
     ) -> None:
         self.post, self.roster, self.names, self._assignment = post, roster, list(names), assignment
         self.training = {name: _plain(getattr(training, name)) for name in PLAIN}
@@ -74,7 +76,7 @@ class FlowerEngine:
         self._needed, self._moving = needed, moving
         self._gone: dict[str, float] = {}  # since when a device has not been connected
         self.say, self._save, self._is_saved = say, save, False
-        self._survey = Survey(self, graph)
+        self._survey = Survey(self, graph, robust)
         self._frozen: dict[str, tuple[Any, dict[str, str]]] = {}  # cut -> the state it was taken from, digests
 
     def run(self, jobs: Sequence[Any], state: Mapping[str, Tensor]) -> Iterator[Outcome]:
@@ -104,7 +106,7 @@ class FlowerEngine:
         for index, job in enumerate(jobs):
             problem = self._send(asked, Asked(index, job, self.names[job.task.device], "", self.until()), state)
             if problem is not None:
-                yield Outcome(index, None, problem)
+                yield Outcome(index, None, problem, sent=False)
         while asked:
             for answer in self.hear():
                 mine = asked.pop(answer.id, None)

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from strata.costs import memory
+from strata.costs import memory, state_bytes
 from strata.errors import BadInput
 from strata.methods.base import Levels
 
@@ -29,9 +29,10 @@ def level_for(budget: int, levels: Sequence[int]) -> int | None:
     return fitting[-1] if fitting else None
 
 
-def most_bytes(method: Method, batch: int, micro_batch: int | None = None) -> list[int]:
+def most_bytes(method: Method, batch: int, micro_batch: int | None = None, proximal: bool = False) -> list[int]:
     """What a device of each level takes at the most, by `peak`. For SLT that is more than the prefix model after which
-    its constraint is named: planned by the paper's accounting, it may use what that does not count."""
+    its constraint is named: planned by the paper's accounting, it may use what that does not count. A device of FjORD
+    keeps the smaller levels beside its own, as federation/choosing counts them."""
     graph, plan = method.graph, getattr(method, "plan", None)
     if plan is not None:
         levels = range(len(plan.levels)) if plan.levels else [None]
@@ -39,7 +40,13 @@ def most_bytes(method: Method, batch: int, micro_batch: int | None = None) -> li
     else:
         assert isinstance(method, Levels)
         trained = [[graph.prefix(scale)] for scale in method.constraints]
-    return [max(memory(graph, cut, batch, micro_batch=micro_batch).total for cut in cuts) for cuts in trained]
+    sizes = []
+    inner = 0
+    for cuts in trained:
+        costs = [memory(graph, cut, batch, micro_batch=micro_batch, proximal=proximal).total for cut in cuts]
+        sizes.append(max(costs) + inner)
+        inner += state_bytes(graph, cuts[0]) if method.name == "fjord" else 0
+    return sizes
 
 
 @dataclass

@@ -108,6 +108,8 @@ class Post:
             if found[0].has_error():
                 return Answer(id, sent, None, _reason(found[0]))
             return Answer(id, sent, codec.decode(payload(found[0].content), LARGEST_HEADER))
+        except httpx.HTTPStatusError as error:  # the server can be reached, but cannot give out this one answer
+            return Answer(id, sent, None, f"its answer cannot be fetched (HTTP {error.response.status_code})")
         except httpx.HTTPError:  # no device's fault: the server cannot be reached
             raise
         except codec.Malformed as error:

@@ -14,6 +14,7 @@ from strata.engines.flower import codec
 from strata.engines.flower.post import Answer, Post, names, plain
 from strata.engines.flower.settings import NAME
 from strata.errors import BadInput
+from strata.federation.checking import is_count
 
 Say = Callable[[str], None]
 
@@ -41,12 +42,10 @@ class Device:
     name: str
     node: int
     budget: int
-    limit: int
     baseline: int
     samples: int
     held: int
     classes: int
-    present: tuple[int, ...]
     input: tuple[int, ...]
     mean: tuple[float, ...]
     std: tuple[float, ...]
@@ -62,8 +61,8 @@ class Device:
         try:
             device = cls(
                 name=meta["name"], node=node, **{key: _count(meta[key]) for key in
-                ("budget", "limit", "baseline", "samples", "held", "classes")},
-                present=tuple(map(_count, meta["present"])), input=tuple(map(_count, meta["input"])),
+                ("budget", "baseline", "samples", "held", "classes")},
+                input=tuple(map(_count, meta["input"])),
                 mean=tuple(map(_number, meta["mean"])), std=tuple(map(_number, meta["std"])),
                 augmentation=plain(meta["augmentation"], 64), structure=plain(meta["structure"], 64),
                 versions={plain(k, 32): plain(v, 64) for k, v in meta["versions"].items()},
@@ -105,7 +104,7 @@ def digests(values: Any) -> frozenset[str]:
 
 
 def _count(value: Any) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 1 << 62:
+    if not is_count(value):
         raise ValueError(f"{plain(value, 40)} is not a count")
     return value
 

@@ -83,7 +83,7 @@ class Terms:
 
     minimum: int = 1  # devices to wait for before the first round
     wait: float = 600.0  # seconds to wait for them
-    deadline: float | None = None  # seconds a device has for its answer
+    deadline: float | None = 3600.0  # seconds a device has for its answer; None in folders of older versions only
     evaluation: str = "server"  # server: on its test data; devices: on what they hold out, the counts summed
 
     def __post_init__(self) -> None:

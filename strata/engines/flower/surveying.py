@@ -1,7 +1,7 @@
 """Evaluation where the server has no data: every device on what it holds out, the counts summed at the server.
 
-First the devices measure batch norm's statistics of the model on some of their training images, and the server takes
-the mean over images; then all evaluate with the same statistics, which are also those of the final model.
+First the devices measure batch norm's statistics of the model on some of their training images, and the server pools
+them; then all evaluate with the same statistics, which are also those of the final model.
 """
 
 from __future__ import annotations
@@ -17,7 +17,9 @@ from torch import Tensor
 
 from strata.engines.base import EngineFailed, Outcome
 from strata.engines.flower import codec
+from strata.engines.flower.pooling import pooled
 from strata.engines.flower.post import plain
+from strata.federation.checking import is_count
 from strata.federation.program import EvaluateJob, FinishJob
 from strata.training.evaluation import Unit
 from strata.training.statistics import CALIBRATION_IMAGES
@@ -31,8 +33,10 @@ Read = Callable[[codec.Packet, "Device"], Any]
 
 
 class Survey:
-    def __init__(self, engine: FlowerEngine, graph: ChannelGraph) -> None:
-        self._engine, self._graph = engine, graph
+    """`robust`: no single device may set batch norm's statistics."""
+
+    def __init__(self, engine: FlowerEngine, graph: ChannelGraph, robust: bool = False) -> None:
+        self._engine, self._graph, self._robust = engine, graph, robust
         self._measured: tuple[Mapping[str, Tensor], str, dict[str, Tensor]] | None = None
 
     def run(self, jobs: Sequence[EvaluateJob | FinishJob], state: Mapping[str, Tensor]) -> Iterator[Outcome]:
@@ -69,7 +73,7 @@ class Survey:
                 raise EngineFailed(
                     "no device could measure batch norm's statistics: resume the run when devices are there"
                 )
-            self._measured = (state, cut.hash, mean_of([found[number] for number in sorted(found)]))
+            self._measured = (state, cut.hash, pooled([found[number] for number in sorted(found)], self._robust))
         return self._measured[2]
 
     def _buffers(
@@ -77,7 +81,7 @@ class Survey:
     ) -> tuple[int, dict[str, Tensor]]:
         """With the weight of as many images as it can have used."""
         images: Any = packet.meta.get("images")
-        if packet.meta.get("what") != "statistics" or not _is_count(images) or images < 1:
+        if packet.meta.get("what") != "statistics" or not is_count(images) or images < 1:
             raise codec.Malformed("sent no statistics")
         if len(packet.body) != sum(tensors[name].nbytes for name in self._graph.buffer_names):
             raise codec.Malformed("sent statistics of another size than it was asked for")
@@ -99,12 +103,12 @@ class Survey:
         for values in (correct, counts):
             if not isinstance(values, list) or len(values) != classes:
                 raise codec.Malformed("sent no counts per class")
-            if not all(map(_is_count, values)):
+            if not all(map(is_count, values)):
                 raise codec.Malformed("sent counts that are none")
         assert isinstance(correct, list) and isinstance(counts, list)
         if sum(counts) != device.held or any(a > b for a, b in zip(correct, counts, strict=True)):
             raise codec.Malformed("sent counts that do not fit what it holds out")
-        if loss is not None and not (_is_count(loss) or isinstance(loss, float)):
+        if loss is not None and not (is_count(loss) or isinstance(loss, float)):
             raise codec.Malformed("sent no loss")
         return (math.nan if loss is None else float(loss)), tuple(correct), tuple(counts)
 
@@ -149,23 +153,3 @@ class Survey:
         for _, device, _ in asked.values():
             engine.say(f"{device.name} takes no part in this evaluation: no answer in time")
         return found
-
-
-def mean_of(found: Sequence[tuple[int, Mapping[str, Tensor]]]) -> dict[str, Tensor]:
-    """Weighted by images, in double precision; of counters the median."""
-    total = sum(images for images, _ in found)
-    first = found[0][1]
-    made = {}
-    for name, tensor in first.items():
-        if not tensor.is_floating_point():
-            made[name] = torch.stack([buffers[name] for _, buffers in found]).median(0).values
-            continue
-        summed = torch.zeros_like(tensor, dtype=torch.float64)
-        for images, buffers in found:
-            summed += buffers[name].double() * images
-        made[name] = (summed / total).to(tensor.dtype)
-    return made
-
-
-def _is_count(value: Any) -> bool:
-    return type(value) is int and 0 <= value < 1 << 62

@@ -69,16 +69,28 @@ def test_a_resumed_run_goes_on_with_its_own_settings(tmp_path: Path) -> None:
         with pytest.raises(BadInput, match="was started with other settings"):
             run_settings(asked(*words, *other), local=True)
 
+    for text, lacks in (("[]", "holds no JSON object"), ('{"names": []}', "has no samples, evaluation")):
+        (out / "fleet.json").write_text(text)
+        with pytest.raises(BadInput, match=f"fleet.json is not as .*{lacks}"):
+            conduct(Grid(honest), again)  # type: ignore[arg-type]
+
     for name in ("minimum", "wait", "deadline", "labels"):  # as older versions wrote it
         del kept[name]
     (out / "fleet.json").write_text(json.dumps(kept))
     finished = conduct(Grid(honest), run_settings(asked(*words), local=False))  # type: ignore[arg-type]
     assert finished is not None and len(finished.metrics) == 2
     kept = json.loads((out / "fleet.json").read_text())
-    assert (kept["minimum"], kept["wait"], kept["deadline"], kept["evaluation"]) == (1, 600.0, None, "devices")
+    assert (kept["minimum"], kept["wait"], kept["deadline"], kept["evaluation"]) == (1, 600.0, 3600.0, "devices")
     saved = json.loads((out / "config.json").read_text())["request"]
     assert (saved["per_round"], saved["constraints"]) == (2, [0.125, 0.25])
     assert request_of(out, REQUEST) == Request.from_json(saved)
+
+
+def test_no_device_may_be_silent_for_ever() -> None:
+    """Flower itself would wait for twelve hours. A run that began without a deadline goes on without one."""
+    settings = RunSettings(REQUEST, "/runs/a")
+    assert settings.terms({}).deadline == 3600 and settings.terms({"deadline": None}).deadline is None
+    assert replace(settings, deadline=60.0).terms({"deadline": None}).deadline == 60
 
 
 def test_with_differential_privacy_no_level_follows_from_who_was_asked(
@@ -100,7 +112,9 @@ def test_a_device_too_small_for_anything_is_left_out(tmp_path: Path, monkeypatch
     small.settings = replace(small.settings, budget=1)
     request = {name: value for name, value in REQUEST.items() if name != "constraints"}
     grid = Grid({7: device(small), 8: device(bench(tmp_path, "b", 1))})
-    conduct(grid, RunSettings(request, str(tmp_path / "run"), minimum=2))  # type: ignore[arg-type]
+    robust = {**request, "aggregation": "median"}
+    conduct(grid, RunSettings(robust, str(tmp_path / "run"), minimum=2))  # type: ignore[arg-type]
+    assert given["engine"]._survey._robust, "what devices measure for evaluation is not left to any one of them"
     assert given["engine"].names == ["b"] and given["request"]["budgets"] == [64 * MIB]
     del grid.nodes[8]
     with pytest.raises(Infeasible):

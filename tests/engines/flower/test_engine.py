@@ -8,12 +8,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 import torch
 from flwr.app.error import Error
 
-from strata.costs import memory
+from strata.costs import memory, state_bytes
 from strata.data import load
+from strata.engines import Outcome
 from strata.engines.flower import codec
 from strata.engines.flower.bench import Bench, failure
 from strata.engines.flower.conducting import _members
@@ -82,14 +84,14 @@ def test_late_busy_gone(tmp_path: Path) -> None:
     grid = Grid({7: silent(good), 8: device(bench(tmp_path, "b", 1))})
     engine = fleet(grid, ["a", "b"], deadline=0.6)
     began = time.monotonic()
-    outcomes = {outcome.index: outcome.reason for outcome in engine.run([job(0, 0), job(0, 1)], state())}
-    assert outcomes[0] == "no answer within 0.6 s" and time.monotonic() - began >= 0.6
+    outcomes = {outcome.index: outcome for outcome in engine.run([job(0, 0), job(0, 1)], state())}
+    assert outcomes[0] == Outcome(0, None, "no answer within 0.6 s") and time.monotonic() - began >= 0.6
     (one,) = engine.run([job(1, 0)], state())
-    assert one.reason == "still busy with round 0"
+    assert one == Outcome(0, None, "still busy with round 0", sent=False)
     engine.post._looked = float("-inf")
     del grid.nodes[7]
     (two,) = engine.run([job(2, 0)], state())
-    assert two.reason == "not connected"
+    assert two == Outcome(0, None, "not connected", sent=False)
     grid.nodes[9] = device(good)  # it has restarted
     engine._wait = 30.0
     engine.post._looked = float("-inf")
@@ -135,6 +137,10 @@ def test_rubbish_errors_and_too_little_memory(tmp_path: Path) -> None:
     reply[0] = Error(code=1, reason="client app\ncrashed")
     (two,) = engine.run([job()], state())
     assert two.reason == "no answer (client app crashed)"
+    nothing = httpx.Request("POST", "http://localhost")
+    reply[0] = httpx.HTTPStatusError("500", request=nothing, response=httpx.Response(500))
+    (refused,) = engine.run([job()], state())
+    assert refused.reason == "its answer cannot be fetched (HTTP 500)"
     reply[0] = failure("memory", "out of memory")
     (three,) = engine.run([job(5)], state())
     assert three.reason == "out of memory; moved to the level of 16 bytes" and moved.moves == [(5, 0, 0)]
@@ -248,6 +254,12 @@ def test_bytes_of_a_level_are_those_of_what_is_trained() -> None:
     assert most_bytes(rolex, 32, 8) == [
         memory(graph(), graph().prefix(s), 32, micro_batch=8).total for s in (0.25, 0.5)
     ]
+    assert most_bytes(rolex, 32, proximal=True) == [
+        memory(graph(), graph().prefix(s), 32, proximal=True).total for s in (0.25, 0.5)
+    ]
+    fjord = create("fjord", graph(), constraints=(0.25, 0.5))  # keeps the smaller network beside the larger
+    small, large = most_bytes(rolex, 32)
+    assert most_bytes(fjord, 32) == [small, large + state_bytes(graph(), graph().prefix(0.25))]
     slt = create("slt", graph(), plan=plan(graph(), (3, 32, 32), 32, constraint=0.125, rounds=6))
     assert most_bytes(slt, 32) == [11_078_068]  # as measured in the runs under results/
     budgets = [16 * MIB, 24 * MIB]  # a plan by true bytes keeps within them, the stronger level above the weaker

@@ -18,9 +18,9 @@ from strata.engines.flower.bench import Bench, failure
 from strata.engines.flower.conducting import _labels, _members, _unseen_data
 from strata.engines.flower.envelope import content
 from strata.engines.flower.levels import Assignment
+from strata.engines.flower.pooling import pooled
 from strata.engines.flower.post import Post
 from strata.engines.flower.roster import Roster
-from strata.engines.flower.surveying import mean_of
 from strata.errors import BadInput
 from strata.federation.checking import problem_with
 from strata.federation.program import EvaluateJob, FinishJob
@@ -197,7 +197,7 @@ def test_statistics_have_the_weight_of_the_images_a_device_can_have_used(tmp_pat
     _, boasted = evaluated(Grid({7: much, 8: device(two)}), [])
     assert all(torch.equal(honest[name], boasted[name]) for name in honest)
     counters = [(1, {"n": torch.tensor(count)}) for count in (2**62, 3, 3)]
-    assert mean_of(counters) == {"n": torch.tensor(3)}
+    assert pooled(counters) == {"n": torch.tensor(3)}
 
 
 def test_nobody_there_to_evaluate_is_said_plainly(tmp_path: Path) -> None:
