@@ -1,22 +1,29 @@
-"""FLOPs per sample of a cut, in closed form, and the bytes that a device sends and receives.
+"""FLOPs per sample of a cut, and the bytes that a device sends and receives.
 
-`forward` and `train` are what torch's FlopCounterMode counts on a CPU for one training step, divided by the batch: two
-per multiply-add of convolutions, linear layers and matrix products; norms and activations are not counted. Training
-adds the same again for the gradient of the weight (if it is trained) and of the input (if that needs one).
+Two per multiply-add of convolutions, linear layers and matrix products; norms and activations are not counted. Training
+adds the same again for the gradient of the weight (if it is trained) and of the input (if that needs one). Plans and
+metrics show `real_train`, which is METHOD.md's formula.
 
-FlopCounterMode is off in two places, which are shown rather than hidden: it does not see the fused attention kernel of
-the CPU (`attention_*`, counted here by torch's own formula for the GPU's kernels), and for the weight gradient of a
-grouped convolution it counts as if there were no groups (`grouped_excess`). `real_*` are corrected for both.
+`forward` and `train` are what torch's FlopCounterMode counts on a CPU for one training step, divided by the batch. It
+is off in two places, and `real_*` are corrected for both: it does not see the fused attention kernel of the CPU
+(`attention_*`, counted here by torch's own formula for the GPU's kernels), and for the weight gradient of a grouped
+convolution it counts as if there were no groups (`grouped_excess`).
+
+In closed form for the operators of most networks; others (a recurrent layer, einsum) are run on fake tensors, which
+have sizes but no memory, and FlopCounterMode watches. Of an LSTM it sees nothing: the CPU's kernel for it is fused too.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils import _pytree as pytree
+from torch.utils.flop_counter import FlopCounterMode
 
 from strata.cutting import Ref
 
@@ -25,6 +32,8 @@ if TYPE_CHECKING:
 
 aten = torch.ops.aten
 BATCH = 2  # any would do: everything is linear in it
+_KNOWN: dict[Any, dict[str, int]] = {}  # calls that were watched
+_WITHOUT_PRODUCTS: set[Any] = set()  # operators in which there was nothing to count: asked of each once
 
 
 @dataclass(frozen=True)
@@ -70,7 +79,7 @@ def flops(graph: ChannelGraph, cut: Cut) -> Flops:
 def forward_by_operation(graph: ChannelGraph, cut: Cut) -> list[int]:
     """Forward FLOPs per sample of each operation, in the order of the submodel's training graph."""
     return [
-        counted.get("forward", 0) // BATCH
+        (counted.get("forward", 0) + counted.get("attention_forward", 0)) // BATCH
         for op, counted in _counted(graph, cut)
         if op.kind == "op" or op.kind == "cut"
     ]
@@ -81,8 +90,11 @@ def _counted(graph: ChannelGraph, cut: Cut) -> Iterator[tuple[SizedOp, dict[str,
     by_name = {op.name: op for op in ops}
     for op in ops:
         count = _COUNTS.get(op.target)
-        inputs = [by_name[a.name] if isinstance(a, Ref) else None for a in op.args]
-        yield op, {} if count is None else count(op, *inputs[:3])
+        if count is None:
+            yield op, _watched(op, by_name)
+        else:
+            inputs = [by_name[a.name] if isinstance(a, Ref) else None for a in op.args]
+            yield op, count(op, *inputs[:3])
 
 
 def traffic(graph: ChannelGraph, cut: Cut) -> Traffic:
@@ -90,6 +102,45 @@ def traffic(graph: ChannelGraph, cut: Cut) -> Traffic:
         return sum(prod(cut.shapes[name]) * graph.state_dtypes[name].itemsize for name in names)
 
     return Traffic(upload=size(cut.trained), download=size(cut.parameters))
+
+
+def _watched(op: SizedOp, by_name: Mapping[str, SizedOp]) -> dict[str, int]:
+    """What FlopCounterMode sees in an operator that is not in the table."""
+    if not isinstance(op.target, torch._ops.OpOverload) or op.target._schema.is_mutable:
+        return {}
+    kind = (op.target, *(a for a in op.args if isinstance(a, str)))  # einsum multiplies or not, by its equation
+    if kind in _WITHOUT_PRODUCTS:
+        return {}
+    inputs = [by_name[name] for name in op.inputs]
+    if any(not isinstance(x.shape, tuple) for x in inputs):
+        return {}  # it depends on a size, as a view may
+    key = (*kind, repr((op.args, op.kwargs)), *((x.shape, x.dtype, x.requires_grad) for x in inputs))
+    if key not in _KNOWN:
+        try:
+            _KNOWN[key] = _count_on_fake_tensors(op, inputs)
+        except Exception:  # fake tensors cannot do everything; FlopCounterMode passes over what it does not know, too
+            _KNOWN[key] = {"forward": 0, "train": 0}
+    if not _KNOWN[key]["forward"]:
+        _WITHOUT_PRODUCTS.add(kind)
+    return _KNOWN[key]
+
+
+def _count_on_fake_tensors(op: SizedOp, inputs: Sequence[SizedOp]) -> dict[str, int]:
+    with FakeTensorMode(), FlopCounterMode(display=False) as counter:
+        tensors = {x.name: torch.empty(x.shape, dtype=x.dtype, requires_grad=x.requires_grad) for x in inputs}
+        arguments = pytree.tree_map(
+            lambda a: tensors[a.name] if isinstance(a, Ref) else a, (op.args, op.kwargs), is_leaf=_is_ref
+        )
+        results = pytree.tree_leaves(op.target(*arguments[0], **arguments[1]))
+        forward = counter.get_total_flops()
+        results = [one for one in results if isinstance(one, torch.Tensor) and one.requires_grad]
+        if results:
+            torch.autograd.backward(results, [torch.empty_like(one) for one in results])
+        return {"forward": forward, "train": counter.get_total_flops()}
+
+
+def _is_ref(value: Any) -> bool:
+    return isinstance(value, Ref)
 
 
 def _product(forward: int, *factors: SizedOp | None) -> dict[str, int]:
@@ -141,14 +192,19 @@ def _attention(op: SizedOp, query: SizedOp, key: SizedOp, value: SizedOp) -> dic
 
 _COUNTS: dict[Any, Callable[..., dict[str, int]]] = {
     aten.conv1d.default: _conv,
+    aten.conv1d.padding: _conv,
     aten.conv2d.default: _conv,
     aten.conv2d.padding: _conv,
     aten.conv3d.default: _conv,
+    aten.conv3d.padding: _conv,
+    aten.conv_transpose1d.default: _conv_transpose,
     aten.conv_transpose2d.input: _conv_transpose,
+    aten.conv_transpose3d.input: _conv_transpose,
     aten.linear.default: _linear,
     aten.matmul.default: _matmul,
     aten.mm.default: _matmul,
     aten.bmm.default: _matmul,
     aten.addmm.default: _addmm,
+    aten.baddbmm.default: _addmm,
     aten.scaled_dot_product_attention.default: _attention,
 }

@@ -2,6 +2,7 @@
 
 Which results are new and which are views, which tensors its backward keeps, how far backward rises above what was
 there: that is what a rule says. Each kind of call (operator, sizes, which inputs need gradients) is learned once.
+Fake tensors do not show what a kernel alone decides to keep, so a few operators are learned from a real run.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from strata.costs.rules import NoRule
 from strata.costs.traced import Storages
 
 _MODE = FakeTensorMode(allow_non_fake_inputs=True)
+_BY_REAL_RUN = {torch.ops.aten.lstm.input}  # oneDNN's kernel keeps a workspace for backward
 _LESSONS: dict[Any, Lesson] = {}
 
 
@@ -97,7 +99,7 @@ def _learn(target: Any, leaves: list[Any], structure: Any, dtypes: dict[int, tor
     if schema is None or schema.is_mutable:
         raise NoRule(str(target))
     try:
-        with _MODE:
+        with torch.random.fork_rng(devices=[]) if target in _BY_REAL_RUN else _MODE:
             return _Pupil(target, leaves, structure, dtypes).lesson()
     except Exception as error:  # whatever fake tensors cannot do, tracing the whole step may
         raise NoRule(f"{target}: {error}") from error

@@ -7,8 +7,8 @@ otherwise.
 
 oneDNN takes scratch from the same allocator (weights and images reordered to its blocked layouts; for a depthwise 7x7
 convolution on small images more than the network itself), as much as its kernels for this processor like to have.
-That is no property of the model, so it is kept apart: what a convolution has allocated and freed again by the time it
-returns is `scratch`; `peak` counts tensors.
+That is no property of the model, so it is kept apart: what a convolution (or an LSTM) has allocated and freed again by
+the time it returns is `scratch`; `peak` counts tensors.
 """
 
 from __future__ import annotations
@@ -28,8 +28,10 @@ from torch.nn import functional
 MOMENTUM = 0.9
 WEIGHT_DECAY = 1e-5  # as devices train: it costs one temporary tensor in the optimizer's step
 
-# Convolutions that oneDNN runs; torch's own ("slow") ones inside them keep their column buffers in the count.
-_LIBRARY = frozenset({"aten::_convolution", "aten::convolution_backward"})
+# What oneDNN runs; torch's own ("slow") convolutions among these keep their column buffers in the count.
+_LIBRARY = frozenset(
+    {"aten::_convolution", "aten::convolution_backward", "aten::mkldnn_rnn_layer", "aten::mkldnn_rnn_layer_backward"}
+)
 _NATIVE = ("aten::thnn_conv", "aten::_slow_conv", "aten::slow_conv")
 
 

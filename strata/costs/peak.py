@@ -2,7 +2,7 @@
 
 The step is forward, cross-entropy, backward and SGD with momentum and weight decay, in steady state: momentum buffers
 are there from the start, gradients are not. The frozen part runs in the same forward and counts while it runs.
-Operators are described in rules.py, the order of allocations in autograd.py; measured.py is what it is tested against.
+Operators are described in rules/, the order of allocations in autograd.py; measured.py is what it is tested against.
 """
 
 from __future__ import annotations

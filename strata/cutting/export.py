@@ -62,6 +62,8 @@ def check_model(model: nn.Module, input_shape: tuple[int, ...]) -> None:
         seen[id(parameter)] = name
     if not seen:
         raise BadInput(f"{_name(model)} has no parameters, so there is nothing to train.")
+    if not any(parameter.requires_grad for parameter in model.parameters()):
+        raise BadInput(f"all parameters of {_name(model)} have requires_grad=False, so there is nothing to train.")
     shape = "x".join(map(str, input_shape))
     example = torch.zeros(2, *input_shape, dtype=_dtype(model), device=_device(model))
     with _mode(model, training=False), torch.no_grad():

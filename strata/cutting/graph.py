@@ -67,14 +67,19 @@ class ChannelGraph:
         self.state_shapes = {name: tuple(t.shape) for name, t in state.items()}
         self.state_dtypes = {name: t.dtype for name, t in state.items()}
         self.parameter_names = tuple(name for name, _ in model.named_parameters())
+        self.fixed = frozenset(name for name, p in model.named_parameters() if not p.requires_grad)  # never trained
         self.buffer_names = tuple(name for name in state if name not in set(self.parameter_names))
         with watch_leaf_modules(model) as calls:
             exported = {"train": export_model(model, self.input_shape, training=True)}
         exported["eval"] = export_model(model, self.input_shape, training=False)
+        output_shape = exported["train"].output.meta["val"].shape
+        if len(output_shape) != 2:
+            sizes = ", ".join(["batch", *map(str, output_shape[1:])])
+            raise BadInput(f"{type(model).__name__} returns [{sizes}]; Strata needs class scores: [batch, classes].")
         self.leaf_outputs = count_leaf_outputs(exported["train"].graph, calls)
         self.constants = _constants(exported.values(), set(state))
         shapes = {**self.state_shapes, **{name: tuple(t.shape) for name, t in self.constants.items()}}
-        propagation = Propagation(shapes)
+        propagation = Propagation(shapes, self.parameter_names)
         for one in exported.values():
             propagation.walk(one.graph, one.output)
         propagation.settle()
@@ -93,8 +98,7 @@ class ChannelGraph:
         self.depth = len(found.names)
         if not self.depth:
             raise BadInput(f"{type(model).__name__} has no layer that can be cut before its classifier.")
-        output_shape = exported["train"].output.meta["val"].shape
-        self.classes = int(output_shape[-1]) if len(output_shape) > 1 else 1
+        self.classes = int(output_shape[-1])
         self.hash = self._structural_hash()
         self._full: Cut | None = None
 
@@ -138,8 +142,7 @@ class ChannelGraph:
                 for piece in self._rows.pieces[name]:
                     chosen.update(piece.classes[: piece.count(scale)])
                 wanted[name] = [leaf for leaf, c in zip(classes, row, strict=True) if c in chosen]
-        frozen = frozenset(name for name, k in self.layer_of.items() if k <= k_frozen)
-        return self._cut(self._choose(wanted), frozen)
+        return self._cut(self._choose(wanted), self._layers_up_to(k_frozen))
 
     def explicit(self, kept: Mapping[str, Sequence[int]], frozen: Iterable[str] = ()) -> Cut:
         """Given output channels of given weights; what hangs together with them (a head, a group) must be kept whole.
@@ -164,7 +167,7 @@ class ChannelGraph:
 
     def freeze(self, cut: Cut, k_frozen: int) -> Cut:
         """The same cut with layers 1..k_frozen frozen, for methods of your own (docs/methods.md)."""
-        return cut.with_frozen(frozenset(name for name, k in self.layer_of.items() if k <= k_frozen))
+        return cut.with_frozen(self._layers_up_to(k_frozen) | self.fixed)
 
     @property
     def sources(self) -> tuple[str, ...]:
@@ -305,11 +308,15 @@ class ChannelGraph:
             (name, tuple(None if v is None else indices[v] for v in self._state_vectors[name]))
             for name in self.state_shapes
         )
-        cut = Cut(self.hash, entries, tuple(self.state_shapes.values()), frozenset(self.parameter_names), frozen)
+        shapes = tuple(self.state_shapes.values())
+        cut = Cut(self.hash, entries, shapes, frozenset(self.parameter_names), frozen | self.fixed)
         if len(self._tables) >= 64:  # random cuts come without end
             self._tables.pop(next(iter(self._tables)))
         self._tables[cut] = KeptTable(masks)
         return cut
+
+    def _layers_up_to(self, k: int) -> frozenset[str]:
+        return frozenset(name for name, layer in self.layer_of.items() if layer <= k)
 
     def _mask_of(self, cut: Cut, source: str) -> np.ndarray:
         dim = self._source_dims[source]
@@ -327,6 +334,8 @@ class ChannelGraph:
                 digest.update(f"{node.op} {node.name} {node.target} {node.args} {node.kwargs}\n".encode())
         for name, shape in self.state_shapes.items():
             digest.update(f"{name} {shape} {self.state_dtypes[name]} {self.layer_of.get(name)}\n".encode())
+        if self.fixed:
+            digest.update(f"fixed {sorted(self.fixed)}\n".encode())
         return digest.hexdigest()[:16]
 
     def mode(self, name: str) -> Mode:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from torch import fx
 
+from strata.cutting.propagation import holds_tensor
 from strata.errors import BadInput
 
 
@@ -98,27 +99,34 @@ def _wanted_levels(
                 )
             before = level[node]
         reached[node] = before
-    depth = len(wanted)
-    for node in reversed(nodes):
-        if node not in sources:
-            bounds = [level[user] - (user in sources) for user in node.users if user in level]
-            level[node] = min(bounds, default=depth)
     return level
 
 
 def _place_parameters(
     nodes: list[fx.Node], sources: dict[fx.Node, str], level: dict[fx.Node, int], depth: int, parameters: Sequence[str]
 ) -> dict[str, int]:
-    """A norm, and whatever else is not a source, belongs to the last layer that its input comes from."""
-    reached: dict[fx.Node, int] = {}
+    """A norm, and whatever else is not a source, belongs to the last layer that its input comes from.
+
+    A parameter that is first viewed, expanded or computed with belongs where the result meets the model's data."""
+    reached = {x: 0 for node in nodes for x in node.all_input_nodes if x.op == "placeholder"}
+    carried: dict[fx.Node, list[str]] = {}  # the parameters in a value that no data has reached
     placed: dict[str, int] = {}
     for node in nodes:
-        before = max((reached.get(x, 0) for x in node.all_input_nodes), default=0)
-        reached[node] = level[node] if node in sources else before
-        for x in node.all_input_nodes:
-            if x.op == "get_attr":
-                placed.setdefault(str(x.target), max(reached[node], 1))
+        if not holds_tensor(node.meta.get("val")):
+            continue  # a size is no data: q.expand(len(x), -1) depends on q alone
+        before = [reached[x] for x in node.all_input_nodes if x in reached]
+        own = [name for x in node.all_input_nodes for name in _parameters_in(x, carried)]
+        if node not in sources and not before:
+            carried[node] = own
+            continue
+        reached[node] = level[node] if node in sources else max(before)
+        for name in own:
+            placed.setdefault(name, max(reached[node], 1))
     return {name: placed.get(name, depth + 1) for name in parameters}
+
+
+def _parameters_in(x: fx.Node, carried: dict[fx.Node, list[str]]) -> list[str]:
+    return [str(x.target)] if x.op == "get_attr" else carried.get(x, [])
 
 
 def _layer_names(sources: dict[fx.Node, str], level: dict[fx.Node, int], depth: int) -> tuple[str, ...]:

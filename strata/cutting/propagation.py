@@ -6,7 +6,7 @@ along everything but channels), so that an operation that moves elements can sim
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -47,9 +47,10 @@ class Pinned:
 class Propagation:
     """Rules speak to this. Training and evaluation graph of one model go through the same instance."""
 
-    def __init__(self, state_shapes: dict[str, tuple[int, ...]]) -> None:
+    def __init__(self, state_shapes: dict[str, tuple[int, ...]], parameters: Iterable[str]) -> None:
         self.channels = Channels()
         self.state_shapes = state_shapes
+        self.parameters = frozenset(parameters)
         self.state_ids: dict[str, dict[int, Ids]] = {}
         self.sources: dict[str, Source] = {}
         self.source_nodes: dict[fx.Node, str] = {}
@@ -72,7 +73,7 @@ class Propagation:
         self.pin(output)
 
     def _visit(self, node: fx.Node) -> Any:
-        if not _holds_tensor(node.meta.get("val")):
+        if not holds_tensor(node.meta.get("val")):
             return self._scalar(node)
         if family(node) == "getitem":
             return self.values[node.args[0]][node.args[1]]  # type: ignore[index]
@@ -80,8 +81,10 @@ class Propagation:
         if known is not None:
             try:
                 return known(self, node)
-            except Unsupported:
-                pass
+            except BadInput:
+                raise
+            except Exception:
+                pass  # Unsupported, or a use that whoever wrote the rule did not foresee
         return self._unknown(node)
 
     def _unknown(self, node: fx.Node) -> Any:
@@ -89,8 +92,11 @@ class Propagation:
         loses = [x for x in inputs if self.is_state(x) or self.varying(self.labels(x))]
         if any(not self.is_state(x) or len(self.shape_of(x)) > 0 for x in loses):
             self.pinned[Pinned(str(node.target), _module(node), _source_line(node))] = None
+        self.required.pop(node, None)  # what a rule said before it gave up
         for x in inputs:
             self.pin(x)
+            if self.is_state(x) and str(x.target) in self.sources:
+                self.channels.pin(self.sources[str(x.target)].ids)
         return self.label(node, None, None)
 
     def _scalar(self, node: fx.Node) -> Any:
@@ -104,11 +110,9 @@ class Propagation:
 
     def _check_single_use(self, graph: fx.Graph) -> None:
         for node in graph.nodes:
-            if node.op != "get_attr" or len(node.users) < 2:
+            if node.op != "get_attr" or node.target not in self.parameters:
                 continue
-            users = [
-                user for user in node.users if family(user) in ("linear", "conv1d", "conv2d", "conv3d", "embedding")
-            ]
+            users = [user for user in node.users if family(user) in WEIGHTED]
             if len(users) > 1:
                 raise BadInput(
                     f"weight {node.target} is used {len(users)} times in one forward pass; "
@@ -119,6 +123,9 @@ class Propagation:
 
     def is_state(self, x: Any) -> bool:
         return isinstance(x, fx.Node) and x.op == "get_attr"
+
+    def is_parameter(self, x: Any) -> bool:
+        return self.is_state(x) and str(x.target) in self.parameters
 
     def shape_of(self, x: Any) -> tuple[int, ...]:
         if self.is_state(x):
@@ -172,8 +179,8 @@ class Propagation:
         return _expanded(concrete_shape(value, LABEL_BATCH), dim, ids)
 
     def source(self, node: fx.Node, weight: Any, dim: int, groups: int = 0) -> Ids:
-        if not self.is_state(weight):
-            raise Unsupported  # a weight that is itself computed
+        if not self.is_parameter(weight):
+            raise Unsupported  # a weight that is computed, or fixed
         name = str(weight.target)
         size = self.shape_of(weight)[dim]
         if name not in self.sources:
@@ -188,7 +195,7 @@ class Propagation:
 
     def fixed_source(self, node: fx.Node, weight: Any) -> None:
         """A layer whose outputs nobody can choose."""
-        if not self.is_state(weight):
+        if not self.is_parameter(weight):
             raise Unsupported
         name = str(weight.target)
         self.sources.setdefault(name, Source(name, 0, (ALWAYS,) * self.shape_of(weight)[0]))
@@ -426,7 +433,7 @@ def _first(labels: Tensor) -> int:
     return int(labels[(0,) * labels.dim()]) if labels.numel() else ALWAYS
 
 
-def _holds_tensor(value: Any) -> bool:
+def holds_tensor(value: Any) -> bool:
     return isinstance(value, Tensor) or (isinstance(value, (list, tuple)) and any(isinstance(v, Tensor) for v in value))
 
 

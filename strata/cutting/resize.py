@@ -56,6 +56,9 @@ def _sizes(node: FxNode, before: Along | None, after: Along | None) -> Call:
     if after is not None and not after.whole:
         at = after.dim if family(node) != "unflatten" else None
         if at is not None and not (isinstance(sizes[at], int) and sizes[at] == -1):
+            if after.batched:  # only the running batch knows this size, so another must not be left open
+                known = node.meta["val"].shape
+                sizes = [k if isinstance(s, int) and s == -1 else s for s, k in zip(sizes, known, strict=True)]
             sizes[at] = -1 if after.batched else after.kept
     return Call(node.target, (node.args[0], sizes), dict(node.kwargs))
 
@@ -110,6 +113,14 @@ def _slice(node: FxNode, before: Along | None, after: Along | None) -> Call:
     return take(node.args[0], dim, np.flatnonzero(chosen[before.mask]))
 
 
+def _squeeze(node: FxNode, before: Along | None, after: Along | None) -> Call:
+    """Only what the full model squeezes: a channel that is left alone stays a dim."""
+    if node.target is not aten.squeeze.default:
+        return Call(node.target, node.args, dict(node.kwargs))
+    dims = [dim for dim, size in enumerate(node.args[0].meta["val"].shape) if isinstance(size, int) and size == 1]
+    return Call(aten.squeeze.dims, (node.args[0], dims), {})
+
+
 def take(value: Any, dim: int, positions: np.ndarray) -> Call:
     """A view where the positions are evenly spaced, else a copy."""
     steps = np.diff(positions)
@@ -153,5 +164,6 @@ _RESIZE: dict[str, Resize] = {
     **dict.fromkeys(("layer_norm", "rms_norm"), _normalised_shape),
     **dict.fromkeys(("slice", "narrow"), _slice),
     "select": _select,
+    "squeeze": _squeeze,
     **dict.fromkeys(("chunk", "split", "split_with_sizes", "unsafe_chunk", "unsafe_split"), _split),
 }

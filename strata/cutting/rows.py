@@ -131,7 +131,7 @@ def _grouped(row: list[int], key: Mapping[int, Any], around: list[int]) -> list[
         groups.setdefault(key[c], []).append(c)
     runs = []
     for classes in groups.values():
-        start = around.index(classes[0])
+        start = around.index(classes[0]) if classes[0] in around else 0
         together = around[start : start + len(classes)] == classes
         runs.append(Run(tuple(classes), start if together else 0))
     return runs

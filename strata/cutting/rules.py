@@ -47,6 +47,12 @@ def argument(node: FxNode, position: int, name: str, default: Any = None) -> Any
     return node.args[position] if position < len(node.args) else node.kwargs.get(name, default)
 
 
+def named(node: FxNode, name: str, default: Any = None) -> Any:
+    """An argument that has other places in other overloads."""
+    names = [one.name for one in node.target._schema.arguments]
+    return argument(node, names.index(name), name, default) if name in names else default
+
+
 # Element by element, with broadcasting. Reductions that keep the dim (softmax) reduce over what is kept.
 ELEMENTWISE = """
     relu relu6 leaky_relu elu selu celu gelu silu mish hardswish hardsigmoid hardtanh sigmoid tanh softplus softsign
@@ -55,7 +61,7 @@ ELEMENTWISE = """
     clamp clamp_min clamp_max
     maximum minimum where lerp addcmul addcdiv fmod remainder floor ceil round trunc floor_divide
     dropout feature_dropout alpha_dropout native_dropout bernoulli
-    clone contiguous detach detach_ alias to _to_copy type_as float double half bfloat16 lift_fresh_copy
+    expand_as clone contiguous detach detach_ alias to _to_copy type_as float double half bfloat16 lift_fresh_copy
     zeros_like ones_like full_like empty_like rand_like randn_like masked_fill nan_to_num
     eq ne lt le gt ge logical_and logical_or logical_not isnan isinf isfinite bitwise_not
 """.split()
@@ -63,7 +69,8 @@ ELEMENTWISE = """
 
 @rule(*ELEMENTWISE, *(f"{name}_" for name in ELEMENTWISE))
 def elementwise(p: Propagation, node: FxNode) -> Tensor:
-    return p.join(node, p.tensor_inputs(node), tie=_mutates_a_shared_value(node))
+    inputs = [node.args[0]] if family(node) in ("type_as", "to") else p.tensor_inputs(node)  # x.to(y): y's type only
+    return p.join(node, inputs, tie=_mutates_a_shared_value(node))
 
 
 def _mutates_a_shared_value(node: FxNode) -> bool:
@@ -83,10 +90,14 @@ def convolution(p: Propagation, node: FxNode) -> Tensor:
     groups = node.args[8] if name == "convolution" else argument(node, 6, "groups", 1)
     x, weight, bias = node.args[0], node.args[1], argument(node, 2, "bias")
     spatial = p.shape_of(weight)[2:]
-    if len(p.shape_of(x)) != len(spatial) + 2:
-        raise Unsupported  # unbatched
+    if len(p.shape_of(x)) != len(spatial) + 2 or not isinstance(groups, int):
+        raise Unsupported  # unbatched, or a kernel of its own for each sample
     ids_in = p.along(x, 1)
-    if groups == 1:
+    if p.is_state(weight) and not p.is_parameter(weight) and groups == len(ids_in):
+        out = p.repeat(ids_in, p.shape_of(weight)[0] // groups)  # a fixed filter, on each channel alike
+        p.set_state(weight, 0, out)
+        p.require(node, x, 1, ids_in)
+    elif groups == 1:
         out = p.source(node, weight, 0)
         p.set_state(weight, 1, ids_in)
         p.require(node, x, 1, ids_in)
@@ -198,7 +209,9 @@ SPATIAL = """
 @rule(*SPATIAL)
 def spatial(p: Propagation, node: FxNode) -> Any:
     x = node.args[0]
-    if len(p.shape_of(x)) < 3 or set(p.varying(p.labels(x))) - {1}:
+    name = family(node)
+    dims = len(node.args[1]) // 2 if name == "pad" else next(int(c) for c in name if c.isdigit())
+    if len(p.shape_of(x)) != dims + 2 or set(p.varying(p.labels(x))) - {1}:
         raise Unsupported
     return p.label(node, 1, p.along(x, 1))
 
@@ -227,7 +240,7 @@ def constant_pad(p: Propagation, node: FxNode) -> Tensor:
 MOVEMENT = """
     view reshape _unsafe_view flatten unflatten expand permute transpose t squeeze unsqueeze slice narrow
     chunk split split_with_sizes unsafe_chunk unsafe_split unbind movedim swapaxes numpy_T mT flip
-    pixel_shuffle pixel_unshuffle repeat repeat_interleave expand_as view_as reshape_as
+    pixel_shuffle pixel_unshuffle repeat repeat_interleave
 """.split()
 
 
@@ -291,12 +304,11 @@ def reduction(p: Propagation, node: FxNode) -> Any:
     if isinstance(argument(node, 1, "dim"), fx.Node):
         return elementwise(p, node)  # max(a, b)
     labels = p.labels(x)
-    position = 2 if family(node) in ("norm", "linalg_vector_norm") else 1
-    dims = argument(node, position, "dim")
+    dims = named(node, "dim")
     if dims is None or (isinstance(dims, (list, tuple)) and not dims):
         dims = list(range(labels.dim()))
     dims = [d % labels.dim() for d in ([dims] if isinstance(dims, int) else dims)]
-    keepdim = argument(node, position + 1, "keepdim", False)
+    keepdim = named(node, "keepdim", False)
     varying = p.varying(labels)
     left = [d for d in varying if d not in dims]
     if not left:
@@ -339,22 +351,17 @@ def matmul(p: Propagation, node: FxNode) -> Tensor:
     batch = {d for d in varying_a | varying_b if d < rank - 2}
     if len(batch) == 1:  # heads: what varies within a head is tied to it
         (head,) = batch
+        if p.shape_of(a)[head] != p.shape_of(b)[head]:
+            raise Unsupported  # one head of keys for all queries
         met = p.meet(p.along(a, head), p.along(b, head))
         p.require(node, a, head, met)
         p.require(node, b, head, met)
         return p.label(node, head, met)
-    if batch or rank - 2 in varying_a and rank - 1 in varying_b:
+    if batch:
         raise Unsupported
-    met = p.meet(p.along(a, rank - 1, tie=False), p.along(b, rank - 2, tie=False))
-    rows, columns = rank - 2 in varying_a, rank - 1 in varying_b
-    if rows and rank - 1 in varying_a or columns and rank - 2 in varying_b:
-        raise Unsupported
+    met = p.meet(p.along(a, rank - 1, tie=False), p.along(b, rank - 2, tie=False))  # refuses all but summed channels
     p.require(node, a, rank - 1, met)
     p.require(node, b, rank - 2, met)
-    if rows:
-        return p.label(node, rank - 2, p.along(a, rank - 2))
-    if columns:
-        return p.label(node, rank - 1, p.along(b, rank - 1))
     return p.label(node, None, None)
 
 

@@ -73,7 +73,7 @@ def sized_ops(graph: ChannelGraph, cut: Cut, table: KeptTable, batch: int, mode_
             kind = "parameter" if name in parameters else "buffer"
             shape = cut.shapes[name] if name in cut.shapes else graph.constant_shape(name, table)
             dtype = graph.state_dtypes.get(name) or graph.constants[name].dtype
-            trains = kind == "parameter" and name not in cut.frozen and dtype.is_floating_point
+            trains = kind == "parameter" and name not in cut.frozen
             add(SizedOp(node.name, kind, None, (), (), {}, shape, dtype, trains, name))
     shapes: dict[str, Shape] = {}
     for step in steps(mode, table):
@@ -147,7 +147,8 @@ def static_of(graph: fx.Graph) -> dict[fx.Node, _Static]:
         dtype = tensors[0].dtype if tensors else None
         stack = node.meta.get("nn_module_stack")
         module = list(stack.values())[-1][0] if stack else ""
-        differentiable = dtype is not None and dtype.is_floating_point and not _cuts_gradient(node)
+        continuous = dtype is not None and (dtype.is_floating_point or dtype.is_complex)
+        differentiable = continuous and not _cuts_gradient(node)
         found[node] = _Static(sizes, dtype, is_list, module, differentiable)
     return found
 

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from strata.cutting import Cut
 
 BYTES_PER_VALUE = 4
+MOST_SETS = 1024  # random cuts of weights that the user has frozen have no end of them: the rest counts as sent again
 
 
 @lru_cache(maxsize=256)
@@ -64,7 +65,7 @@ class Holdings:
             parts = frozen_parts(cut)
             place = int(np.searchsorted(devices, device))
             there = place < len(devices) and devices[place] == device
-            if not parts:
+            if not parts or (parts not in known and len(known) == MOST_SETS):
                 if there:
                     devices, rounds, sets = (np.delete(array, place) for array in (devices, rounds, sets))
                 continue

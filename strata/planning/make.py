@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from numbers import Real
+from typing import TYPE_CHECKING, Any
 
 from strata.cutting import ChannelGraph
 from strata.errors import BadInput
@@ -22,7 +23,7 @@ ACCOUNTINGS = ("paper", "peak")
 
 def plan(
     model: nn.Module | ChannelGraph,
-    input_shape: Sequence[int] | str = (3, 32, 32),
+    input_shape: Sequence[int] | str | None = None,
     batch_size: int = 32,
     budget: str | int | Sequence[str | int] | None = None,
     constraint: float | Sequence[float] | None = None,
@@ -41,7 +42,8 @@ def plan(
     `accounting` says how bytes are counted: `peak` (live bytes of a real training step; default with `budget`) or
     `paper` (default with `constraint`). With `micro_batch` devices take so many samples of a batch at a time and sum
     the gradients; give it to LocalTraining too. `proximal` counts the copy of the weights that FedProx keeps. A
-    ChannelGraph may stand in for the model, to export it only once.
+    ChannelGraph may stand in for the model, to export it only once. `input_shape` is (3, 32, 32) if not given, or the
+    ChannelGraph's own.
     Raises PlanInfeasible where nothing fits, BadInput where the request makes no sense.
     """
     asked = _levels(budget, constraint)
@@ -54,7 +56,8 @@ def plan(
         raise BadInput(f"unknown accounting {accounting!r}: use {' or '.join(ACCOUNTINGS)}")
     if schedule not in SCHEDULES:
         raise BadInput(f"unknown schedule {schedule!r}: use {', '.join(SCHEDULES)}")
-    graph = model if isinstance(model, ChannelGraph) else ChannelGraph(model, input_shape=parse_shape(input_shape))
+    micro_batch = None if micro_batch is None else at_least_one(micro_batch, "the micro-batch")
+    graph = _graph(model, input_shape)
 
     price = Pricing(graph, batch_size, accounting, micro_batch, proximal)
     budgets = [ask if isinstance(ask, int) else price.of_width(ask) for ask in asked]
@@ -90,6 +93,15 @@ def plan(
     )
 
 
+def _graph(model: nn.Module | ChannelGraph, input_shape: Sequence[int] | str | None) -> ChannelGraph:
+    shape = None if input_shape is None else parse_shape(input_shape)
+    if not isinstance(model, ChannelGraph):
+        return ChannelGraph(model, input_shape=shape or (3, 32, 32))
+    if shape not in (None, tuple(model.input_shape)):
+        raise BadInput(f"the graph was made for inputs of {tuple(model.input_shape)}, not {shape}")
+    return model
+
+
 def _levels(
     budget: str | int | Sequence[str | int] | None, constraint: float | Sequence[float] | None
 ) -> list[int | float]:
@@ -98,12 +110,17 @@ def _levels(
         raise BadInput("give either a budget in bytes, such as '24 MiB', or a constraint ratio, such as 0.25")
     levels: list[int | float] = []
     if budget is not None:
-        levels += map(parse_bytes, [budget] if isinstance(budget, str | int) else budget)
+        levels += map(parse_bytes, _several(budget))
     if constraint is not None:
-        levels += map(parse_ratio, [constraint] if isinstance(constraint, str | float | int) else constraint)
+        levels += map(parse_ratio, _several(constraint))
     if not levels:
         raise BadInput("the list of budgets is empty: give at least one")
     return levels
+
+
+def _several(asked: Any) -> Sequence[Any]:
+    """One number (numpy's too) or text is a list of one."""
+    return [asked] if isinstance(asked, str | Real) else asked
 
 
 def _device_levels(
@@ -120,10 +137,9 @@ def _device_levels(
 def _step(price: Pricing, number: int, configuration: Configuration, until_round: int | None) -> Step:
     where = (configuration.k_frozen, configuration.k_trained, configuration.scale)
     memory = price.memory(*where)
-    trained = price.trained_parameters(*where)
     return Step(
         number, *where, memory.total, memory.weights, memory.gradients, memory.activations,
-        trained, 4 * trained, price.train_flops(*where), until_round,
+        price.trained_parameters(*where), price.upload_bytes(*where), price.train_flops(*where), until_round,
     )  # fmt: skip
 
 

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, fields
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from strata.errors import BadInput
 from strata.planning.schedules import DEFAULT_PATIENCE
+from strata.sizes import parse_ratio
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderResult
 
     from strata.cutting import ChannelGraph, Cut
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -110,18 +114,20 @@ class Plan:
                 model=str(data["model"]), classes=int(data["classes"]), input_shape=tuple(map(int, data["input"])),
                 batch_size=int(data["batch"]), accounting=str(data["accounting"]), schedule=str(data["schedule"]),
                 budget_bytes=int(data["budget_bytes"]), full_bytes=int(data["full_bytes"]),
-                steps=tuple(Step(**{f.name: step[f.name] for f in fields(Step)}) for step in data["steps"]),
-                levels=tuple(
-                    Level(level["constraint"], int(level["budget_bytes"]), tuple(map(int, level["k_frozen"])))
-                    for level in data.get("levels", ())
-                ),
-                patience=patience, micro_batch=data.get("micro_batch"), rounds_in_all=data.get("rounds"), graph=graph,
+                steps=tuple(map(_step, data["steps"])), levels=tuple(map(_level, data.get("levels", ()))),
+                patience=patience, micro_batch=_maybe(int, data.get("micro_batch")),
+                rounds_in_all=_maybe(int, data.get("rounds")), graph=graph,
             )  # fmt: skip
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise BadInput(f"this is not a plan as `strata plan --json` writes it: {error!r}") from error
         deepest = max((step.k_trained for step in plan.steps), default=graph.depth + 1)
         if plan.classes != graph.classes or plan.input_shape != tuple(graph.input_shape) or deepest > graph.depth:
             raise BadInput("the plan was made for another model, class count or input shape")
+        for frozen in ([step.k_frozen for step in plan.steps], *(level.k_frozen for level in plan.levels)):
+            if len(frozen) != len(plan.steps):
+                raise BadInput(f"a level of the plan has {len(frozen)} k_frozen for {len(plan.steps)} steps")
+            if any(not 0 <= k <= step.k_trained for k, step in zip(frozen, plan.steps, strict=True)):
+                raise BadInput("the plan has a k_frozen that is not within 0 and its step's k_trained")
         return plan
 
     @property
@@ -140,6 +146,19 @@ class Plan:
         from strata.planning.table import renderable
 
         yield renderable(self, options.max_width)
+
+
+def _step(data: Any) -> Step:
+    numbers = {f.name: int(data[f.name]) for f in fields(Step) if f.name not in ("scale", "until_round")}
+    return Step(**numbers, scale=parse_ratio(data["scale"], "a scale"), until_round=_maybe(int, data["until_round"]))
+
+
+def _level(data: Any) -> Level:
+    return Level(_maybe(float, data["constraint"]), int(data["budget_bytes"]), tuple(map(int, data["k_frozen"])))
+
+
+def _maybe(kind: Callable[[Any], T], value: Any) -> T | None:
+    return None if value is None else kind(value)
 
 
 def request_json(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import cache
+from math import prod
 from typing import TYPE_CHECKING
 
 from strata import costs
@@ -42,10 +43,14 @@ class Pricing:
         return self.of_cut(self.graph.prefix(constraint)).total
 
     def trained_parameters(self, k_frozen: int, k_trained: int, scale: float) -> int:
-        return costs.traffic(self.graph, self.cut(k_frozen, k_trained, scale)).upload // 4
+        cut = self.cut(k_frozen, k_trained, scale)
+        return sum(prod(cut.shapes[name]) for name in cut.trained)
+
+    def upload_bytes(self, k_frozen: int, k_trained: int, scale: float) -> int:
+        return costs.traffic(self.graph, self.cut(k_frozen, k_trained, scale)).upload
 
     def train_flops(self, k_frozen: int, k_trained: int, scale: float) -> int:
-        return costs.flops(self.graph, self.cut(k_frozen, k_trained, scale)).train
+        return costs.flops(self.graph, self.cut(k_frozen, k_trained, scale)).real_train
 
     def at_batch(self, batch_size: int, micro_batch: int | None = None) -> Pricing:
         return Pricing(self.graph, batch_size, self.accounting, micro_batch, self.proximal)

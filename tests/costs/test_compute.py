@@ -83,6 +83,72 @@ def test_depthwise_convolution_by_hand() -> None:
     assert found.train == found.real_train + found.grouped_excess
 
 
+class Attending(nn.Module):
+    """Heads by einsum, or with a bias by baddbmm."""
+
+    def __init__(self, einsum: bool) -> None:
+        super().__init__()
+        self.einsum = einsum
+        self.embed, self.qkv, self.classifier = nn.Linear(5, 16), nn.Linear(16, 48), nn.Linear(16, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.qkv(self.embed(x)).unflatten(2, (3, 4, 4)).permute(2, 0, 3, 1, 4)
+        if self.einsum:
+            scores = torch.einsum("bhid,bhjd->bhij", q, k)
+            mixed = torch.einsum("bhij,bhjd->bhid", scores.softmax(-1), v)
+            return self.classifier(mixed.transpose(1, 2).flatten(2).mean(1))
+        scores = torch.baddbmm(torch.ones(1, 1, 1), q.flatten(0, 1), k.flatten(0, 1).transpose(1, 2))
+        mixed = torch.bmm(scores.softmax(-1), v.flatten(0, 1))
+        return self.classifier(mixed.unflatten(0, (-1, 4)).transpose(1, 2).flatten(2).mean(1))
+
+
+class Recurrent(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.classifier = nn.Linear(5, 16), nn.Linear(16, 4)
+        self.gru = nn.GRU(16, 16, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.classifier(self.gru(self.embed(x))[0].mean(1))
+
+
+class Spectral(nn.Module):
+    """Gradients pass through complex values."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.hidden, self.classifier = nn.Linear(5, 8), nn.Linear(8, 8), nn.Linear(8, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.fft.ifft(torch.fft.fft(self.embed(x), dim=1) * 2, dim=1).real
+        return self.classifier(self.hidden(x).mean(1))
+
+
+def pooled(*layers: nn.Module, width: int) -> nn.Module:
+    return nn.Sequential(*layers, nn.Flatten(2), nn.AdaptiveAvgPool1d(1), nn.Flatten(), nn.Linear(width, 4))
+
+
+SELDOM: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
+    "conv1d": (lambda: pooled(nn.Conv1d(5, 8, 3, padding="same"), nn.Conv1d(8, 8, 3), width=8), (5, 16)),
+    "conv3d": (lambda: pooled(nn.Conv3d(3, 4, 3), nn.Conv3d(4, 4, 3, padding="same"), width=4), (3, 6, 6, 6)),
+    "up1d": (lambda: pooled(nn.Conv1d(5, 8, 3), nn.ConvTranspose1d(8, 6, 4, 2), width=6), (5, 16)),
+    "up3d": (lambda: pooled(nn.Conv3d(3, 4, 3), nn.ConvTranspose3d(4, 6, 2, 2), width=6), (3, 5, 5, 5)),
+    "einsum": (lambda: Attending(True), (9, 5)),
+    "baddbmm": (lambda: Attending(False), (9, 5)),
+    "gru": (Recurrent, (9, 5)),
+    "complex": (Spectral, (9, 5)),
+}
+
+
+@pytest.mark.parametrize("name", SELDOM)
+def test_flops_of_operators_that_are_seldom_used(name: str) -> None:
+    make, shape = SELDOM[name]
+    graph = ChannelGraph(make(), shape)
+    for cut in (graph.full(), graph.prefix(0.5), graph.slt(1, 1, 0.5)):
+        found = flops(graph, cut)
+        assert (BATCH * found.forward, BATCH * found.train) == counted(graph, cut)
+
+
 @pytest.mark.parametrize("key", WIDTH)
 def test_golden_cost_of_width_scaled_models(key: str) -> None:
     network, scale = key.split("|")[0].split("@")

@@ -1,8 +1,10 @@
 from __future__ import annotations
 
 import pytest
+from torch import Tensor, nn
 
 from strata.costs import memory
+from strata.cutting import ChannelGraph
 from strata.errors import BadInput
 from tests.golden import golden
 from tests.networks import graph_of, paper_graph
@@ -34,6 +36,40 @@ def test_frozen_layers_have_no_activations_and_no_gradients() -> None:
     assert only_classifier.activations == 4 * 32 * 10
     assert only_classifier.gradients == 4 * (256 * 10 + 10)
     assert only_classifier.weights == 4 * 294_874
+
+
+@pytest.mark.parametrize("in_place", [False, True])
+def test_an_activation_in_place_counts_once(in_place: bool) -> None:
+    """Two samples: 8 maps of 6x6 and of 4x4, each twice, a pool and a flatten of 8, 4 classes."""
+    relu = nn.ReLU(in_place)
+    layers = [nn.Conv2d(3, 8, 3), relu, nn.Conv2d(8, 8, 3), nn.ReLU(in_place), nn.AdaptiveAvgPool2d(1), nn.Flatten()]
+    graph = ChannelGraph(nn.Sequential(*layers, nn.Linear(8, 4)), (3, 8, 8))
+    assert 4 * 2 * (2 * 8 * 36 + 2 * 8 * 16 + 8 + 8 + 4) == 6816
+    assert memory(graph, graph.full(), 2, "paper").activations == 6816
+
+
+def test_an_identity_after_an_activation_in_place_counts_again() -> None:
+    layers = [nn.Conv2d(3, 8, 3), nn.ReLU(True), nn.Identity(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 4)]
+    graph = ChannelGraph(nn.Sequential(*layers), (3, 8, 8))
+    assert memory(graph, graph.full(), 2, "paper").activations == 4 * 2 * (3 * 8 * 36 + 8 + 8 + 4)
+
+
+def test_every_tensor_that_a_leaf_returns_counts() -> None:
+    class Recurrent(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embed, self.lstm, self.classifier = (
+                nn.Linear(5, 16),
+                nn.LSTM(16, 16, batch_first=True),
+                nn.Linear(16, 4),
+            )
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.classifier(self.lstm(self.embed(x))[0].mean(1))
+
+    graph = ChannelGraph(Recurrent(), (9, 5))
+    embedded, outputs, last_and_cell = 9 * 16, 9 * 16, 2 * 16
+    assert memory(graph, graph.full(), 2, "paper").activations == 4 * 2 * (embedded + outputs + last_and_cell + 4)
 
 
 def test_bad_input() -> None:

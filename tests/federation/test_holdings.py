@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 import torch
 
 from strata.federation.holdings import Holdings
@@ -46,3 +47,12 @@ def test_a_device_without_frozen_layers_costs_no_memory_and_many_cost_14_bytes()
     assert sum(array.nbytes for array in held.arrays().values()) == 14 * len(held.devices) and len(held.known_sets) == 1
     again = Holdings.load(held.arrays(), held.to_json())
     assert again.download_bytes(97, FIRST_FROZEN, NAMES) == held.download_bytes(97, FIRST_FROZEN, NAMES) == 4 * 110
+
+
+def test_sets_without_end_are_not_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("strata.federation.holdings.MOST_SETS", 2)
+    held = Holdings()
+    for device, kept in enumerate(((0,), (1,), (2,), (0,))):
+        held = held.after(0, {device: RowCut.of(STATE, {"one": kept}, frozen=("one",))}, changed=())
+    assert held.devices.tolist() == [0, 1, 3] and held.sets.tolist() == [0, 1, 0]
+    assert held.after(1, {0: RowCut.of(STATE, {"one": (2,)}, frozen=("one",))}, ()).devices.tolist() == [1, 3]

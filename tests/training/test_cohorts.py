@@ -211,6 +211,14 @@ def test_what_one_network_would_compute_otherwise_is_refused(make: type[nn.Modul
         Grouped(graph, graph.slt(1, 2, 0.5), 2)
 
 
+def test_what_the_user_has_frozen_behind_trained_layers_is_refused() -> None:
+    model = Narrow()
+    model.down.requires_grad_(False)
+    graph = ChannelGraph(model, (3, 8, 8))
+    with pytest.raises(NotVectorisable, match="user has frozen"):
+        Grouped(graph, graph.prefix(0.5), 2)
+
+
 class Features(nn.Module):
     """A residual sum of features, of which a head takes some; and a batch norm on maps of one position."""
 

@@ -105,8 +105,6 @@ def part(sim: Simulation, op: Any, x: Value, dim: int = 0, start: Any = None, en
     if op.target is aten.select.int:
         strides = old[:dim] + old[dim + 1 :]
     else:
-        if op.target is aten.slice.Tensor and op.shape == x.shape and step == 1:
-            strides = old
         strides = (*old[:dim], old[dim] * (step if op.target is aten.slice.Tensor else 1), *old[dim + 1 :])
     y = sim.view(x, op.shape, None if strides == contiguous_strides(op.shape) else strides)
     return _record_view(sim, x, y, fresh(plain(x)))  # zeros of full size, with the part filled in

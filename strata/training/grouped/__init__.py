@@ -50,6 +50,8 @@ class Grouped(nn.Module):
             parameter = nn.Parameter(self._zeros(name))
             self.register_parameter(name.replace(".", "_"), parameter)
             self.own[name] = parameter
+        if self._plan.used - set(cut.trained):
+            raise NotVectorisable("weights that the user has frozen behind trained layers")
         self.to(device)
         self.frozen: list[dict[str, Tensor]] = []
 
