@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable
+from numbers import Real
+from typing import Any
 
 from strata.errors import BadInput
 
@@ -76,3 +78,10 @@ def show_bytes(size: int) -> str:
             break
         amount /= 1024
     return f"{size} B" if unit == "B" else f"{amount:.2f} {unit}" if abs(amount) < 100 else f"{amount:.1f} {unit}"
+
+
+def several(value: Any) -> tuple[Any, ...]:
+    """Nothing is an empty list, one number (numpy's too) or text a list of one."""
+    if value is None:
+        return ()
+    return (value,) if isinstance(value, str | Real) else tuple(value)

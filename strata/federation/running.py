@@ -30,6 +30,7 @@ from strata.federation.rounds import RoundSettings
 from strata.federation.session import Result, Session
 from strata.federation.trackers import MLflow, TensorBoard, check_extras, started
 from strata.methods import SLT
+from strata.sizes import several
 from strata.training import COHORT, WIDEST, LocalTraining, cohorts, cosine, kernels
 from strata.training.checkpointing import recomputed_flops
 
@@ -74,7 +75,7 @@ def run(
     training = complete(_as_planned(training, method, data), data)
     if isinstance(method, str):
         method = method_named(
-            method, ChannelGraph(model, data.input_shape), constraints=_several(constraint), budgets=_several(budget),
+            method, ChannelGraph(model, data.input_shape), constraints=several(constraint), budgets=several(budget),
             batch_size=training.batch_size, micro_batch=training.micro_batch, rounds=rounds or DEFAULT_ROUNDS,
             seed=options.get("seed", 0), model_name=type(model).__name__, training=training,
         )  # fmt: skip
@@ -233,12 +234,6 @@ def _check_privacy(method: Method, options: Options) -> None:
             "privacy: give --validation SHARE (in Python, validation=0.05), images that the server keeps for itself"
         )
     Reach.of(method, 0, options.devices)
-
-
-def _several(value: Any) -> tuple[Any, ...]:
-    if value is None:
-        return ()
-    return (value,) if isinstance(value, (int, float, str)) else tuple(value)
 
 
 def _known(options: Mapping[str, Any]) -> dict[str, Any]:

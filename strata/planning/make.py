@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from numbers import Real
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from strata.cutting import ChannelGraph
 from strata.errors import BadInput
@@ -13,7 +12,7 @@ from strata.planning.plans import Level, Plan, Step, request_json
 from strata.planning.pricing import Pricing
 from strata.planning.schedules import DEFAULT_PATIENCE, SCHEDULES, until_rounds
 from strata.planning.search import Configuration, search, smallest_frozen, with_narrower_head
-from strata.sizes import at_least_one, parse_bytes, parse_ratio, parse_shape
+from strata.sizes import at_least_one, parse_bytes, parse_ratio, parse_shape, several
 
 if TYPE_CHECKING:
     from torch import nn
@@ -110,17 +109,12 @@ def _levels(
         raise BadInput("give either a budget in bytes, such as '24 MiB', or a constraint ratio, such as 0.25")
     levels: list[int | float] = []
     if budget is not None:
-        levels += map(parse_bytes, _several(budget))
+        levels += map(parse_bytes, several(budget))
     if constraint is not None:
-        levels += map(parse_ratio, _several(constraint))
+        levels += map(parse_ratio, several(constraint))
     if not levels:
         raise BadInput("the list of budgets is empty: give at least one")
     return levels
-
-
-def _several(asked: Any) -> Sequence[Any]:
-    """One number (numpy's too) or text is a list of one."""
-    return [asked] if isinstance(asked, str | Real) else asked
 
 
 def _device_levels(
