@@ -19,7 +19,6 @@ import numpy as np
 if TYPE_CHECKING:
     from strata.cutting import Cut
 
-BYTES_PER_VALUE = 4
 MOST_SETS = 1024  # random cuts of weights that the user has frozen have no end of them: the rest counts as sent again
 
 
@@ -41,15 +40,15 @@ class Holdings:
     known_sets: tuple[dict[str, str], ...] = ()
     changed: Mapping[str, int] = field(default_factory=dict)  # parameter -> last round that changed it
 
-    def download_bytes(self, device: int, cut: Cut, parameters: Iterable[str]) -> int:
-        """What this device lacks of the Cut's parameters."""
+    def download_bytes(self, device: int, cut: Cut, value_bytes: Mapping[str, int]) -> int:
+        """What this device lacks of the Cut's parameters, whose values have these bytes each."""
         held, since = self._held(device)
         wanted = frozen_parts(cut)
-        values = 0
-        for name in parameters:
+        total = 0
+        for name, each in value_bytes.items():
             has = name in wanted and held.get(name) == wanted[name] and self.changed.get(name, -1) < since
-            values += 0 if has else math.prod(cut.shapes[name])
-        return BYTES_PER_VALUE * values
+            total += 0 if has else each * math.prod(cut.shapes[name])
+        return total
 
     def _held(self, device: int) -> tuple[dict[str, str], int]:
         place = int(np.searchsorted(self.devices, device))

@@ -13,7 +13,6 @@ from strata.errors import BadInput
 from strata.federation.aggregation import Aggregate, RunningMean, ServerOptimizer, in_order
 from strata.federation.checking import problem_with
 from strata.federation.fleet import Fleet
-from strata.federation.holdings import BYTES_PER_VALUE
 from strata.federation.privacy import Privacy, PrivateSum, Reach
 from strata.federation.program import CohortJob, Failed, TrainJob
 from strata.federation.robust import FEWEST, KeptUpdates, Robust, updates_needed
@@ -156,13 +155,16 @@ def _attempt(
         mean = KeptUpdates(state.tensors, settings.robust) if settings.robust else RunningMean(state.tensors)
     cuts: dict[int, Cut] = {}
     jobs: list[TrainJob] = []
+    value_bytes = {name: state.tensors[name].element_size() for name in method.graph.parameter_names}
+
+    def trained_bytes(cut: Cut) -> int:
+        return sum(value_bytes[name] * math.prod(cut.shapes[name]) for name in cut.trained)
 
     def count_download(task: Task) -> None:
         if tally.reached.get(task.device) == task.cut:  # reached before in this round: it has the frozen layers
-            tally.download_bytes += upload_bytes(task.cut)
+            tally.download_bytes += trained_bytes(task.cut)
         else:
-            names = method.graph.parameter_names
-            tally.download_bytes += state.holdings.download_bytes(task.device, task.cut, names)
+            tally.download_bytes += state.holdings.download_bytes(task.device, task.cut, value_bytes)
         tally.reached[task.device] = task.cut
 
     for task in method.assign(round, devices):
@@ -185,7 +187,7 @@ def _attempt(
         reason = outcome.reason or problem_with(update, task, state.tensors, settings.norm_bound, len(job.samples))
         if outcome.reason is None:  # whatever came, the device worked and sent
             tally.train_flops += flops(task) * len(job.samples) * settings.epochs
-            tally.upload_bytes += upload_bytes(task.cut)
+            tally.upload_bytes += trained_bytes(task.cut)
         if reason is not None:
             tally.dropped[task.device] = reason
             log(f"round {round}, device {task.device}: {reason}" + (f"\n{outcome.detail}" if outcome.detail else ""))
@@ -217,7 +219,3 @@ def _answers(
     if again:
         for outcome in in_order(engine.run(again, state.tensors)):
             yield again[outcome.index], outcome
-
-
-def upload_bytes(cut: Cut) -> int:
-    return BYTES_PER_VALUE * sum(math.prod(cut.shapes[name]) for name in cut.trained)

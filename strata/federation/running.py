@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
 from torch import nn
 
 from strata.cutting import ChannelGraph, Cut
@@ -297,3 +298,7 @@ def _check_fit(method: Method, model: nn.Module, data: FederatedData) -> None:
     shapes = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
     if shapes != dict(graph.state_shapes):
         raise BadInput("the method was made for another model than the one given: make both from the same model")
+    for name, parameter in model.named_parameters():
+        if parameter.is_floating_point() and parameter.dtype != torch.float32:
+            kind = str(parameter.dtype).removeprefix("torch.")
+            raise BadInput(f"the model's {name} is {kind} and runs train in float32: give model.float()")

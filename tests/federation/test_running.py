@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import copy
 import json
 import os
 import signal
@@ -13,7 +14,7 @@ from safetensors.torch import load_file
 
 from strata.data import from_indices, iid
 from strata.errors import BadInput
-from strata.federation import RoundFailed, ServerOptimizer, session
+from strata.federation import RoundFailed, ServerOptimizer, run, session
 from strata.federation.folder import METRIC_KEYS
 from strata.methods import SLT
 from strata.planning import plan
@@ -46,6 +47,15 @@ def test_the_folder_holds_what_the_design_says(reference: Path) -> None:
     summary = json.loads((reference / "summary.json").read_text())
     assert summary["accuracy"] == records[-1]["accuracy"] and len(summary["per_class_accuracy"]) == tiny.CLASSES
     assert summary["upload_bytes"] == sum(record["upload_bytes"] for record in records)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_models_of_other_types_than_float32_are_refused(tmp_path: Path, dtype: torch.dtype) -> None:
+    model = copy.deepcopy(tiny.model()).to(dtype)
+    kind = str(dtype).removeprefix("torch.")
+    with pytest.raises(BadInput, match=rf"conv1.weight is {kind} and runs train in float32: give model.float\(\)"):
+        run(model, tiny.data(), "fedavg", out=tmp_path / "run", rounds=1, devices=12, per_round=4, workers=0)
+    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize("name", ["fedavg", "small", "slt"])

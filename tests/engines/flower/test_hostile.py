@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -24,7 +25,6 @@ from strata.engines.flower.roster import Roster
 from strata.errors import BadInput
 from strata.federation.checking import problem_with
 from strata.federation.program import EvaluateJob, FinishJob
-from strata.federation.rounds import upload_bytes
 from tests.engines.flower.inprocess import Answering, Grid, bench, changed, device, fleet, graph, job, state
 
 pytestmark = pytest.mark.usefixtures("identity")
@@ -111,7 +111,8 @@ def test_what_is_not_the_size_of_an_update_is_not_copied(
     copied: list[object] = []
     monkeypatch.setattr("strata.engines.flower.engine.update_of", lambda *values: copied.append(values))
     (one,) = engine.run([job()], state())
-    due = upload_bytes(job().task.cut)
+    cut = job().task.cut
+    due = 4 * sum(math.prod(cut.shapes[name]) for name in cut.trained)
     assert one.reason == f"sent {due + 4000} bytes of tensors, not {due}" and not copied
 
 
