@@ -1,15 +1,21 @@
-"""The order of the suite: files that mostly wait for processes of their own begin first, and others run beside them."""
+"""The order of the suite: files that mostly wait for processes of their own begin first, and others run beside them;
+files that look at all networks share a process, because exporting those takes minutes."""
 
 from __future__ import annotations
 
 import os
 import signal
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 WAITING = (
     "engines/flower/test_fleet.py", "fleet/test_training.py", "engines/test_ray.py", "fleet/test_admission.py", "docs/",
+)  # fmt: skip
+ON_ALL_NETWORKS = (
+    "cutting/test_equivalence.py", "costs/test_peak.py", "costs/test_traced.py", "costs/test_compute.py",
+    "costs/test_paper.py", "planning/test_plan.py",
 )  # fmt: skip
 HERE = Path(__file__).parent
 
@@ -27,8 +33,23 @@ os.environ.update(RAY)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    first = (*WAITING, *ON_ALL_NETWORKS)
+
     def place(item: pytest.Item) -> int:
         path = item.path.relative_to(HERE).as_posix()
-        return next((number for number, start in enumerate(WAITING) if path.startswith(start)), len(WAITING))
+        return next((number for number, start in enumerate(first) if path.startswith(start)), len(first))
 
     items.sort(key=place)  # stable: all else stays in its order
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """--dist loadfile, except that the files of ON_ALL_NETWORKS count as one."""
+    from xdist.scheduler import LoadFileScheduling
+
+    class ByNetworks(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            path = super()._split_scope(nodeid)
+            return "all networks" if path.endswith(ON_ALL_NETWORKS) else path
+
+    return ByNetworks(config, log) if config.getvalue("dist") == "loadfile" else None

@@ -8,6 +8,7 @@ Fake tensors do not show what a kernel alone decides to keep, so a few operators
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
@@ -19,7 +20,6 @@ from strata.costs.autograd import Gradients, Simulation, Strides, Value, contigu
 from strata.costs.rules import NoRule
 from strata.costs.traced import Storages
 
-_MODE = FakeTensorMode(allow_non_fake_inputs=True)
 _BY_REAL_RUN = {torch.ops.aten.lstm.input}  # oneDNN's kernel keeps a workspace for backward
 _LESSONS: dict[Any, Lesson] = {}
 
@@ -94,12 +94,18 @@ def _describe(leaf: Any, dtypes: dict[int, torch.dtype]) -> Any:
     return repr(leaf)
 
 
+@cache
+def _fake() -> FakeTensorMode:
+    """Made at its first use: it imports torch's compiler, a second that processes without it need not spend."""
+    return FakeTensorMode(allow_non_fake_inputs=True)
+
+
 def _learn(target: Any, leaves: list[Any], structure: Any, dtypes: dict[int, torch.dtype]) -> Lesson:
     schema = getattr(target, "_schema", None)
     if schema is None or schema.is_mutable:
         raise NoRule(str(target))
     try:
-        with torch.random.fork_rng(devices=[]) if target in _BY_REAL_RUN else _MODE:
+        with torch.random.fork_rng(devices=[]) if target in _BY_REAL_RUN else _fake():
             return _Pupil(target, leaves, structure, dtypes).lesson()
     except Exception as error:  # whatever fake tensors cannot do, tracing the whole step may
         raise NoRule(f"{target}: {error}") from error

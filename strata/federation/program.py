@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 import traceback
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -135,14 +136,20 @@ class DeviceProgram:
     def _train_together(self, jobs: Sequence[TrainJob], state: Mapping[str, Tensor] | Parts) -> list[Update | Failed]:
         assert self.graph is not None
         tasks = [job.task for job in jobs]
+        updates, reason = None, ""
         try:
             updates = train_cohort(
                 self.graph, tasks, [_extracted(task.cut, state) for task in tasks], [self._own(job) for job in jobs],
                 self.training, jobs[0].lr, jobs[0].seed,
             )  # fmt: skip
-        except Exception:  # whoever is to blame shows when each is on its own
-            updates = None
-        return [self._alone(job, state) for job in jobs] if updates is None else list(updates)
+        except Exception as error:  # whoever is to blame shows when each is on its own
+            reason = f"{type(error).__name__}: {error}"
+        if updates is not None:
+            return list(updates)
+        alone = [self._alone(job, state) for job in jobs]
+        if reason and not any(isinstance(one, Failed) for one in alone):
+            warnings.warn(f"devices that could only be trained one by one: {len(jobs)} ({reason})", stacklevel=2)
+        return alone
 
     def _alone(self, job: TrainJob, state: Mapping[str, Tensor] | Parts) -> Update | Failed:
         try:

@@ -183,6 +183,20 @@ def test_a_killed_run_leaves_no_worker_and_no_lock_and_resumes_at_once(reference
     assert bits(out) == bits(reference)
 
 
+def test_devices_that_cannot_be_trained_together_are_trained_one_by_one_and_it_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: Any) -> None:
+        raise MemoryError("no room for four")
+
+    monkeypatch.setattr("strata.federation.program.train_cohort", broken)
+    with pytest.warns(UserWarning, match=r"only be trained one by one: \d+ \(MemoryError: no room for four\)"):
+        tiny_run(tmp_path / "alone", name="small", workers=0)
+    monkeypatch.undo()
+    tiny_run(tmp_path / "exact", name="small", workers=0, exact=True)
+    assert bits(tmp_path / "alone") == bits(tmp_path / "exact")
+
+
 class KillsItself(DeviceProgram):
     """The first time a device of `victims` trains, its worker gets SIGKILL; `always`: every time."""
 
