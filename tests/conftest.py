@@ -15,7 +15,8 @@ WAITING = (
 )  # fmt: skip
 ON_ALL_NETWORKS = (
     "cutting/test_equivalence.py", "costs/test_peak.py", "costs/test_traced.py", "costs/test_compute.py",
-    "costs/test_paper.py", "planning/test_plan.py",
+    "costs/test_paper.py", "planning/test_plan.py", "planning/test_picture.py", "models/test_networks.py",
+    "training/test_checkpointing.py", "methods/test_budgets.py",
 )  # fmt: skip
 HERE = Path(__file__).parent
 
