@@ -153,11 +153,13 @@ class Request(Common):
         names = [field.name for field in fields(Common) if field.name not in ("rounds", "devices")]
         lr = self.server_lr if self.server_lr is not None else 0.01 if self.server_optimizer == "adam" else 1.0
         server = ServerOptimizer(self.server_optimizer, lr, self.server_momentum)
-        return {**{name: getattr(self, name) for name in names}, "server": server}
+        own = {name: getattr(self, name) for name in names}
+        return {**own, "server": server, "pretrained": self.init is not None}
 
     def check_options(self) -> None:
         """What the run itself would say of them, but before anything is written or sent."""
-        Options(**self.run_options(), rounds=self.rounds, devices=self.devices).fleet()
+        options = {name: value for name, value in self.run_options().items() if name != "pretrained"}
+        Options(**options, rounds=self.rounds, devices=self.devices).fleet()
 
     def split(self, data: FederatedData) -> tuple[FederatedData, ImageSet | None]:
         return hold_out(data, self.validation, self.seed) if self.validation else (data, None)

@@ -60,6 +60,7 @@ def run(
     mlflow: bool = False,
     request: Mapping[str, Any] | None = None,
     adjusted: Callable[[Method, int], Method] | None = None,
+    pretrained: bool = False,
     **options: Any,
 ) -> Result:
     """Trains `model` over the fleet by `method` into the folder `out`.
@@ -68,6 +69,7 @@ def run(
     `options` are those of `Options` (per_round, seed, lr, quorum, dropout, ...). `resume=True` continues in `out` to
     the bits of a run that never stopped. `workers=0` does all work in this process, `engine=Ray(...)` on a Ray cluster
     (strata.engines.ray). `adjusted` gives the method for each attempt at a round (a fleet's devices may change level).
+    With `pretrained` the model's weights are trained ones, and a small model takes its part of them as they are.
     The model itself is not changed.
     """
     if os.environ.get(IN_WORKER):
@@ -132,7 +134,8 @@ def run(
     try:
         folder = RunFolder(Path(out), config, resume, show.say)
         samples = {"test": len(data.test)} | ({"validation": len(held)} if held is not None else {})
-        active = Session(method, checked, settings, engine, folder, checkpoint_every, samples, show)
+        active = Session(method, checked, settings, engine, folder, checkpoint_every, samples, show,
+                         pretrained=pretrained)  # fmt: skip
         if tensorboard:
             active.trackers.append(started("TensorBoard", lambda: TensorBoard(folder.path)))
         if mlflow:

@@ -27,6 +27,7 @@ from strata.federation.progress import Silent
 from strata.federation.rounds import RoundFailed, RoundSettings, play
 from strata.federation.state import FederationState
 from strata.federation.trackers import Tracker
+from strata.models.initial import own_fan_in
 from strata.training import Evaluation
 
 if TYPE_CHECKING:
@@ -77,6 +78,7 @@ class Session:
     last: Evaluation | None = None  # of the newest state, where it was evaluated on the test data
     account: Account | None = None  # with differential privacy
     saved: int = -1  # the newest checkpoint's round
+    pretrained: bool = False  # the model's weights are trained ones
 
     def run(self, model: nn.Module, interrupts: Interrupts) -> Result:
         folder, total = self.folder, self.options.rounds
@@ -131,6 +133,8 @@ class Session:
         if plan is not None and plan.skipped:
             folder.say(f"with {self.options.rounds} rounds these steps get none: {', '.join(map(str, plan.skipped))}")
         tensors = {name: tensor.detach().clone().cpu() for name, tensor in model.state_dict().items()}
+        if not self.pretrained:
+            own_fan_in(model, self.method.server_cut(), tensors)
         state = FederationState(0, tensors, method=self.method.state)
         self._save(state)
         return state

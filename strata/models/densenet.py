@@ -57,10 +57,6 @@ class DenseNet(nn.Module):
         self.pool = nn.AvgPool2d(8)
         self.flatten = nn.Flatten()
         self.classifier = nn.Linear(channels * (image_size // 32) ** 2, num_classes)
-        for module in self.modules():
-            if isinstance(module, nn.Conv2d):
-                nn.init.kaiming_normal_(module.weight)
-        nn.init.zeros_(self.classifier.bias)
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.relu(self.norm(self.stages(self.stem(x))))

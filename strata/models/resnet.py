@@ -3,11 +3,11 @@
 3x3 stem of 16 channels, three stages of 16/32/64 channels, basic blocks. A stage that halves the resolution has a
 3x3 stride-2 convolution with batch norm as its shortcut. A 4x4 average pool leaves 2x2 (32x32 input) or 4x4 (64x64)
 positions of 64 channels, so the classifier has 256 or 1024 inputs.
+Initial weights are torch's defaults, as the authors have them.
 """
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor, nn
 
 from strata.models.joins import Add
@@ -50,18 +50,9 @@ class ResNet(nn.Module):
         self.pool = nn.AvgPool2d(4)
         self.flatten = nn.Flatten()
         self.classifier = nn.Linear(64 * (image_size // 16) ** 2, num_classes)
-        self.apply(_init)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.classifier(self.flatten(self.pool(self.blocks(self.stem(x)))))
-
-
-@torch.no_grad()
-def _init(module: nn.Module) -> None:
-    if isinstance(module, nn.Conv2d | nn.Linear):
-        nn.init.kaiming_normal_(module.weight)
-    if isinstance(module, nn.Linear):
-        nn.init.zeros_(module.bias)
 
 
 def resnet20(num_classes: int = 10, image_size: int = 32) -> ResNet:
