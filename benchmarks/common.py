@@ -17,13 +17,13 @@ from typing import Any
 
 import torch
 
-from strata.cutting import ChannelGraph, Cut
 from strata.data import FederatedData, ImageSet, load
 from strata.data.partitions import LazyIid
-from strata.federation import describing
+from strata.graph import ChannelGraph, Cut
 from strata.methods import Method
 from strata.models import resnet20
 from strata.planning.make import plan
+from strata.runs import description as describing
 from strata.training import LocalTraining, kernels
 
 ROOT = Path(__file__).resolve().parents[1]

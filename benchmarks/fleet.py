@@ -21,9 +21,9 @@ from torch import Tensor, nn
 
 import strata
 from benchmarks import common, tables
-from strata.cutting import ChannelGraph
 from strata.data import FederatedData, ImageSet
 from strata.data.partitions import LazyIid
+from strata.graph import ChannelGraph
 from strata.methods import FedAvg
 
 DEVICES = (100, 10_000, 100_000)

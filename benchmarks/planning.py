@@ -22,7 +22,7 @@ from dataclasses import asdict, dataclass
 import torch
 from torch import Tensor, nn
 
-from strata.cutting import ChannelGraph
+from strata.graph import ChannelGraph
 from strata.models import resnet20, resnet56
 from strata.planning import PlanInfeasible
 from strata.planning.make import plan

@@ -19,7 +19,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from benchmarks import common, tables
-from strata.federation.program import DeviceProgram, EvaluateJob, TrainJob
+from strata.federation.jobs import DeviceProgram, EvaluateJob, TrainJob
 from strata.methods import Task
 from strata.training import COHORT, cohorts
 

@@ -26,8 +26,8 @@ from torch import Tensor
 import strata
 from benchmarks import common, plain, tables
 from strata.engines import Engine, Outcome
-from strata.federation.program import EvaluateJob
-from strata.federation.running import make_engine
+from strata.federation.jobs import EvaluateJob
+from strata.runs.running import make_engine
 
 
 class Enough(Exception):

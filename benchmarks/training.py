@@ -16,13 +16,13 @@ from statistics import median
 from typing import Any
 
 from benchmarks import common, flower, matmul, tables
-from strata.costs import flops
 from strata.engines import Engine
-from strata.federation.options import Options
+from strata.execution import flops
 from strata.federation.rounds import RoundSettings, play
-from strata.federation.running import make_engine
-from strata.federation.session import flops_of_tasks
 from strata.federation.state import FederationState
+from strata.runs.options import Options
+from strata.runs.running import make_engine
+from strata.runs.session import flops_of_tasks
 from strata.training import cohorts
 
 

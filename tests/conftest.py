@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 
 WAITING = (
-    "engines/flower/test_fleet.py", "fleet/test_training.py", "engines/test_ray.py", "fleet/test_admission.py", "docs/",
+    "fleet/test_real_processes.py", "fleet/test_training.py", "engines/test_ray.py", "fleet/test_admission.py", "docs/",
 )  # fmt: skip
 ON_ALL_NETWORKS = (
-    "cutting/test_equivalence.py", "costs/test_peak.py", "costs/test_traced.py", "costs/test_compute.py",
-    "costs/test_paper.py", "planning/test_plan.py", "planning/test_picture.py", "models/test_networks.py",
-    "training/test_checkpointing.py", "methods/test_budgets.py",
+    "graph/test_equivalence.py", "execution/test_peak.py", "execution/test_traced.py", "execution/test_compute.py",
+    "execution/test_paper.py", "planning/test_plan.py", "planning/test_picture.py", "models/test_networks.py",
+    "training/test_recomputation.py", "planning/test_widths.py",
 )  # fmt: skip
 HERE = Path(__file__).parent
 

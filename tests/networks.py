@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from strata.cutting import ChannelGraph
+from strata.graph import ChannelGraph
 from strata.models import densenet40, resnet20, resnet44, resnet56
 
 CLASSES = 10

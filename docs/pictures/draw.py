@@ -9,9 +9,9 @@ from pathlib import Path
 from sheet import Sheet
 
 import strata
-from strata.costs import memory
-from strata.costs.autograd import Simulation
+from strata.execution import memory
 from strata.models import resnet20
+from strata.ops.tape import Simulation
 from strata.planning import Plan
 
 MIB = 2**20
@@ -122,7 +122,7 @@ class Recorded(Simulation):
 
 def curves(plan: Plan, number: int) -> tuple[list[int], list[int]]:
     """Live bytes over one training step: of the whole model, and of step `number`."""
-    formula = importlib.import_module("strata.costs.peak")  # the package has a function of this name
+    formula = importlib.import_module("strata.execution.simulated")  # the package has a function of this name
     formula.Simulation = Recorded  # type: ignore[attr-defined]
     try:
         found = []

@@ -14,7 +14,7 @@ import sys
 from collections.abc import Sequence
 
 from strata import __version__
-from strata.errors import BadInput, Infeasible
+from strata.core.errors import BadInput, Infeasible
 
 COMMANDS = ("plan", "run", "compare", "report", "watch", "data", "methods", "experiment", "fleet")
 

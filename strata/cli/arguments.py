@@ -6,8 +6,8 @@ import argparse
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from strata.errors import BadInput
-from strata.sizes import at_least_one, parse_bytes, parse_ratio, parse_shape, show_bytes
+from strata.core.errors import BadInput
+from strata.core.sizes import at_least_one, parse_bytes, parse_ratio, parse_shape, show_bytes
 
 if TYPE_CHECKING:
     from torch import nn

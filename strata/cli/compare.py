@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING
 
 from strata.cli.arguments import show_bytes, split_list
 from strata.cli.run import add_run_arguments, given, ray_of, timeout_of
-from strata.errors import BadInput
+from strata.core.errors import BadInput
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from strata.federation.comparing import Row
+    from strata.runs.compare import Row
 
     Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]
 
@@ -43,9 +43,9 @@ def run(args: argparse.Namespace) -> int:
     asked, ray, timeout = given(args), ray_of(args), timeout_of(args)
     from strata.engines import EngineFailed
     from strata.federation import RoundFailed
-    from strata.federation.choosing import refuse_unused
-    from strata.federation.comparing import compare
-    from strata.federation.request import Request
+    from strata.methods.choice import refuse_unused
+    from strata.runs.compare import compare
+    from strata.runs.request import Request
 
     if not methods:
         raise BadInput("give the methods to compare, such as slt,small,fd")

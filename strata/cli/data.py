@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from strata.paths import expanded
+from strata.core.paths import expanded
 
 if TYPE_CHECKING:
     from strata.data.download import Progress

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from strata.cli.arguments import at_least_one, parse_ratio, split_list
-from strata.errors import BadInput
+from strata.core.errors import BadInput
 
 if TYPE_CHECKING:
     from strata.experiments import Experiment, Results, Run
@@ -118,7 +118,7 @@ def select(runs: Sequence[Run], patterns: Sequence[str]) -> list[Run]:
 
 
 def render(chosen: Experiment, results: Results, folder: Path) -> list[Path]:
-    from strata.federation.files import said_plainly
+    from strata.core.files import said_plainly
 
     with said_plainly(folder):
         folder.mkdir(parents=True, exist_ok=True)
@@ -154,8 +154,8 @@ def _cores_used(args: argparse.Namespace, jobs: int, runs: int) -> int:
 
 def _dry_run(chosen: Experiment, runs: Sequence[Run], args: argparse.Namespace) -> int:
     from strata.experiments.estimates import Estimator
-    from strata.federation.progress import duration
-    from strata.federation.request import jsonable
+    from strata.runs.progress import duration
+    from strata.runs.request import jsonable
 
     jobs = at_least_one(args.jobs, "--jobs")
     estimator = Estimator(calibrate=not args.no_calibration)
@@ -183,7 +183,7 @@ def _dry_run(chosen: Experiment, runs: Sequence[Run], args: argparse.Namespace) 
 
 
 def _total(estimates: Sequence[Estimate], runs: int, cores: int) -> str:
-    from strata.federation.progress import duration
+    from strata.runs.progress import duration
 
     work = f"{runs} runs, {sum(estimate.flops for estimate in estimates) / 1e12:.4g} TFLOP"
     seconds = [estimate.seconds for estimate in estimates if estimate.seconds is not None]
@@ -194,9 +194,9 @@ def _total(estimates: Sequence[Estimate], runs: int, cores: int) -> str:
 
 def _carry_out(runs: Sequence[Run], root: Path, jobs: int, every: int, args: argparse.Namespace) -> int:
     """The number of runs that failed."""
-    from strata.experiments.carrying_out import carry_out, check_data, unfinished
     from strata.experiments.estimates import Estimator
-    from strata.experiments.overview import Overview
+    from strata.experiments.progress import Overview
+    from strata.experiments.running import carry_out, check_data, unfinished
 
     todo = unfinished(runs, root)
     check_data(todo)

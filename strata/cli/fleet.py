@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from strata.cli.arguments import parse_bytes, split_list
-from strata.errors import BadInput
-from strata.paths import expanded
+from strata.core.errors import BadInput
+from strata.core.paths import expanded
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from strata.fleet.control import Access
+    from strata.fleet.server.control import Access
 
     Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]
 
@@ -200,16 +200,16 @@ def say(text: str) -> None:
 
 
 def keys(args: argparse.Namespace) -> None:
-    from strata.fleet.keys import make_keys
-    from strata.fleet.telling import what_goes_where
+    from strata.fleet.output import what_goes_where
+    from strata.fleet.security.keys import make_keys
 
     made = make_keys(expanded(args.folder), split_list(args.host), split_list(args.devices), args.renew)
     print(what_goes_where(made))
 
 
 def server(args: argparse.Namespace) -> int:
-    from strata.fleet.addresses import DEFAULT_PORT, parse_address
-    from strata.fleet.server import serve
+    from strata.fleet.security.addresses import DEFAULT_PORT, parse_address
+    from strata.fleet.server.command import serve
 
     _refuse_both(args)
     host = args.host or ("127.0.0.1" if args.insecure else "0.0.0.0")
@@ -218,10 +218,10 @@ def server(args: argparse.Namespace) -> int:
 
 
 def device(args: argparse.Namespace) -> int:
-    from strata.engines.flower.settings import DeviceSettings
-    from strata.fleet.addresses import parse_address
-    from strata.fleet.device import work
-    from strata.fleet.keys import device_keys
+    from strata.fleet.device.command import work
+    from strata.fleet.protocol.settings import DeviceSettings
+    from strata.fleet.security.addresses import parse_address
+    from strata.fleet.security.keys import device_keys
 
     _refuse_both(args)
     own = None
@@ -260,8 +260,8 @@ def _part(text: str | None) -> tuple[int, int]:
 
 
 def run(args: argparse.Namespace) -> int:
-    from strata.fleet.submitting import run_settings, submit
-    from strata.fleet.telling import close
+    from strata.fleet.output import close
+    from strata.fleet.server.submission import run_settings, submit
 
     if args.out is None:
         raise BadInput("give --out DIR, the run folder on the server")
@@ -277,8 +277,8 @@ def _show(text: str) -> None:
 
 
 def status(args: argparse.Namespace) -> None:
-    from strata.fleet.status import look
-    from strata.fleet.telling import show_status
+    from strata.fleet.output import show_status
+    from strata.fleet.server.status import look
 
     state = look(_access(args))
     if args.json:
@@ -288,8 +288,8 @@ def status(args: argparse.Namespace) -> None:
 
 
 def _access(args: argparse.Namespace) -> Access:
-    from strata.fleet.addresses import parse_address
-    from strata.fleet.control import Access
+    from strata.fleet.security.addresses import parse_address
+    from strata.fleet.server.control import Access
 
     _refuse_both(args)
     return Access.of(parse_address(args.server), args.keys, args.insecure)

@@ -19,7 +19,7 @@ from strata.cli.arguments import (
     parse_ratio,
     show_bytes,
 )
-from strata.errors import BadInput
+from strata.core.errors import BadInput
 from strata.planning import SCHEDULES, PlanInfeasible
 from strata.planning.schedules import DEFAULT_PATIENCE
 
@@ -79,7 +79,7 @@ def run(args: argparse.Namespace) -> int:
     shape = input_shape_of(args)
     picture_format(args.picture)
 
-    from strata.cutting import ChannelGraph  # torch: only once everything above has been read
+    from strata.graph import ChannelGraph  # torch: only once everything above has been read
     from strata.planning.make import plan
     from strata.planning.runtime import runtime_bytes, start_measuring, stop_measuring
 

@@ -33,7 +33,7 @@ def add_parser(subparsers: Subparsers) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from strata.report import tables, write_report
-    from strata.report.reading import clean
+    from strata.results.reading import clean
 
     made = write_report(args.runs, args.out, title=args.title, with_figures=not args.no_figures)
     table = tables.summary(made)

@@ -20,12 +20,12 @@ from strata.cli.arguments import (
     parse_shape,
     show_bytes,
 )
-from strata.errors import BadInput
-from strata.paths import expanded
+from strata.core.errors import BadInput
+from strata.core.paths import expanded
 
 if TYPE_CHECKING:
     from strata.engines.ray import Ray
-    from strata.federation import Result
+    from strata.runs import Result
 
     Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]
 
@@ -199,8 +199,8 @@ def run(args: argparse.Namespace) -> int:
     asked, ray, timeout = given(args), ray_of(args), timeout_of(args)
     from strata.engines import EngineFailed
     from strata.federation import RoundFailed
-    from strata.federation.choosing import refuse_unused
-    from strata.federation.request import Request, launch
+    from strata.methods.choice import refuse_unused
+    from strata.runs.request import Request, launch
 
     folder = Path(args.resume or args.out)
     request = Request.of_folder(folder, asked) if args.resume else Request(**asked)

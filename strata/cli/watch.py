@@ -7,7 +7,7 @@ import re
 import threading
 from typing import TYPE_CHECKING
 
-from strata.errors import BadInput
+from strata.core.errors import BadInput
 
 if TYPE_CHECKING:
     Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]
@@ -31,8 +31,8 @@ def add_parser(subparsers: Subparsers) -> None:
 def run(args: argparse.Namespace) -> int:
     if not re.fullmatch("[0-9]{1,5}", args.port):  # isdigit() would take ² for one
         raise BadInput(f"a port is a number from 1 to 65535, not {args.port}")
-    from strata.report.reading import clean
     from strata.report.watching import serving
+    from strata.results.reading import clean
 
     try:
         with serving(args.run, int(args.port)) as server:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from strata.data.augmentation import AUGMENTATIONS, augment, check_augmentation
 from strata.data.catalogue import CATALOGUE, get, load
+from strata.data.distribution import holdings, picture, table
 from strata.data.files import default_root
-from strata.data.holdings import holdings, picture, table
 from strata.data.images import FederatedData, ImageSet, hold_out, normalise, wrap
 from strata.data.partitions import (
     Indexed,

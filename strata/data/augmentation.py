@@ -17,8 +17,8 @@ import torch
 from torch import Generator, Tensor
 from torch.nn import functional as F
 
+from strata.core.errors import BadInput
 from strata.data.images import normalise, scale_
-from strata.errors import BadInput
 
 AUGMENTATIONS = ("none", "cifar", "cifar-vflip", "tinyimagenet", "tinyimagenet-vflip", "femnist")
 

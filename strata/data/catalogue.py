@@ -6,6 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from strata.core.errors import BadInput
+from strata.core.paths import expanded
 from strata.data.cifar import find_cifar10, find_cifar100, load_cifar10, load_cifar100
 from strata.data.digits import load_digits
 from strata.data.download import Progress, check_address, fetch, unpack
@@ -15,8 +17,6 @@ from strata.data.idx import find_fashion, find_mnist, load_fashion, load_mnist
 from strata.data.imagenet64 import find_imagenet64, load_imagenet64
 from strata.data.images import FederatedData
 from strata.data.leaf import find_femnist, load_femnist
-from strata.errors import BadInput
-from strata.paths import expanded
 
 
 @dataclass(frozen=True)

@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from strata.core.errors import BadInput
 from strata.data.files import read_bytes
 from strata.data.images import FederatedData, ImageSet
-from strata.errors import BadInput
 
 # what Python 2 wrote, in protocol 0 (batches.meta) and protocol 2 (the batches)
 _OPCODES = frozenset(

@@ -20,7 +20,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
-from strata.errors import BadInput
+from strata.core.errors import BadInput
 
 CHUNK = 1 << 20
 Progress = Callable[[int, int | None], None]  # bytes so far, bytes in all where known

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import numpy as np
 
-from strata.errors import BadInput
-from strata.paths import expanded
+from strata.core.errors import BadInput
+from strata.core.paths import expanded
 
 Arrays = dict[str, np.ndarray]
 Allocate = Callable[[str, tuple[int, ...], type], np.ndarray]  # name, shape, dtype

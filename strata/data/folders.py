@@ -10,9 +10,9 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from strata.core.errors import BadInput
 from strata.data.files import Allocate, Arrays, decoded_once, fingerprint
 from strata.data.images import FederatedData, ImageSet, channel_statistics
-from strata.errors import BadInput
 
 ENDINGS = frozenset({".jpeg", ".jpg", ".png", ".bmp", ".gif", ".webp", ".ppm", ".pgm", ".tif", ".tiff"})
 Listing = list[tuple[Path, int]]  # picture, class

@@ -10,9 +10,9 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from strata.core.errors import BadInput
 from strata.data.files import first_existing
 from strata.data.images import FederatedData, ImageSet, grey_to_rgb, resize_bilinear
-from strata.errors import BadInput
 
 _FASHION = ("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot")
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from strata.errors import BadInput
+from strata.core.errors import BadInput
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 from torch import Tensor
 
-from strata.errors import BadInput
+from strata.core.errors import BadInput
 
 if TYPE_CHECKING:
     from strata.data.images import FederatedData

@@ -21,10 +21,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from strata.core.errors import BadInput
 from strata.engines import wire
 from strata.engines.base import EngineFailed, Outcome, Program, time_limit
-from strata.engines.shared import Block, Layout
-from strata.errors import BadInput
+from strata.engines.shared_memory import Block, Layout
 
 IN_WORKER = "STRATA_WORKER"  # set in everything an engine starts
 
@@ -176,7 +176,7 @@ class LocalEngine:
         threads = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
         path = os.pathsep.join(entry or os.getcwd() for entry in sys.path)
         environment = {**os.environ, **threads, "PYTHONPATH": path, IN_WORKER: "1"}
-        command = [sys.executable, "-m", "strata.engines.nursery", str(theirs.fileno()), str(os.getpid())]
+        command = [sys.executable, "-m", "strata.engines.fork_server", str(theirs.fileno()), str(os.getpid())]
         self._process = subprocess.Popen(  # a session of its own: Ctrl-C is for the server alone
             command, pass_fds=[theirs.fileno()], env=environment, stdin=subprocess.DEVNULL, start_new_session=True
         )

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from strata.engines.shared import Block
+from strata.engines.shared_memory import Block
 
 LARGE = 1 << 20  # bytes
 KEPT = 64  # Cuts a worker remembers: enough for every step of a plan's round, bounded for random cuts

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from strata.errors import BadInput
+from strata.core.errors import BadInput
 from strata.experiments.base import Asked, Cell, Experiment, Run
 from strata.experiments.communication import figure_communication
 from strata.experiments.figures import (
@@ -14,10 +14,10 @@ from strata.experiments.figures import (
     figure_motivation,
     figure_steps,
 )
-from strata.experiments.results import Results
 from strata.experiments.steps import table_steps
 from strata.experiments.tables import table_digits, table_heterogeneous, table_iid, table_imagenet, table_noniid
 from strata.experiments.true_bytes import table_true_bytes
+from strata.results.cells import Results
 
 EXPERIMENTS: dict[str, Callable[[Asked], Experiment]] = {
     "table-iid": table_iid,

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from strata.errors import BadInput
+from strata.core.errors import BadInput
 from strata.experiments.setups import SETUPS
-from strata.federation.request import Request
+from strata.runs.request import Request
 
 if TYPE_CHECKING:
-    from strata.experiments.results import Results
+    from strata.results.cells import Results
 
 
 @dataclass(frozen=True)

@@ -7,14 +7,13 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from strata import colours
-from strata.experiments import drawing
 from strata.experiments.base import Asked, Cell, Experiment, runs_of
-from strata.experiments.curves import highest_so_far, mean_cost_to_reach
-from strata.experiments.formats import Table, write
-from strata.experiments.results import Outcome, Results
 from strata.experiments.setups import IID, SETUPS, label
 from strata.experiments.tables import PAIRS, Column, notes, outcomes, record
+from strata.results import colours, drawing
+from strata.results.cells import Outcome, Results
+from strata.results.curves import highest_so_far, mean_cost_to_reach
+from strata.results.formats import Table, write
 
 COSTS = (("upload_bytes", "upload in GB", 1e9), ("train_flops", "training in PFLOP", 1e15))
 

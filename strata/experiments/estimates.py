@@ -11,20 +11,20 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from strata.costs import flops
-from strata.cutting import ChannelGraph
+from strata.execution import flops
 from strata.experiments.setups import SETUPS, Setup
-from strata.federation.session import flops_of_tasks
+from strata.graph import ChannelGraph
 from strata.methods import SLT, Task
 from strata.models.loading import load_model
+from strata.runs.session import flops_of_tasks
 from strata.training import LocalTraining, cohorts, kernels, train_cohort, train_device
-from strata.training.checkpointing import recomputed_flops
+from strata.training.recomputation import recomputed_flops
 
 if TYPE_CHECKING:
-    from strata.cutting import Cut
     from strata.experiments.base import Run
-    from strata.federation.request import Request
+    from strata.graph import Cut
     from strata.methods import Method
+    from strata.runs.request import Request
 
 BATCHES = 2  # per device in a calibration, after one to warm up
 BATCH_EVALUATED = 64

@@ -10,14 +10,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from strata import colours
-from strata.experiments import drawing
 from strata.experiments.base import Asked, Cell, Experiment, runs_of
-from strata.experiments.curves import over_rounds, steps
-from strata.experiments.formats import Table, write
-from strata.experiments.results import Outcome, Results
 from strata.experiments.setups import IID, label
 from strata.experiments.tables import PAIRS, RESNET, Column, homogeneous, notes, record, write_table
+from strata.results import colours, drawing
+from strata.results.cells import Outcome, Results
+from strata.results.curves import over_rounds, steps
+from strata.results.formats import Table, write
 
 
 def figure_motivation(asked: Asked) -> Experiment:

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from itertools import combinations
 
 from strata.experiments.published import Value
-from strata.experiments.results import Outcome
 from strata.experiments.setups import label
+from strata.results.cells import Outcome
 
 AGREES, DIFFERS, NOTHING = "✓", "✗", "–"
 

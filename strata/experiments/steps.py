@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from strata.cutting import ChannelGraph
 from strata.experiments.base import Asked, Experiment
-from strata.experiments.formats import Table, write
 from strata.experiments.published import citation, content
-from strata.experiments.results import Results
 from strata.experiments.setups import SETUPS, label
+from strata.graph import ChannelGraph
 from strata.models.loading import load_model
 from strata.planning import plan
+from strata.results.cells import Results
+from strata.results.formats import Table, write
 
 # each network with the classes and the input of the data it is trained on
 DATA_OF = {"resnet20": "cifar10", "resnet44": "tinyimagenet", "resnet56": "imagenet64", "densenet40": "cifar100"}

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from strata.experiments.base import Asked, Cell, Experiment, runs_of
-from strata.experiments.formats import Table, write
 from strata.experiments.published import Value, citation, published
 from strata.experiments.ranking import rank
-from strata.experiments.results import Outcome, Results, show
 from strata.experiments.setups import IID, NONIID, SETUPS, label
+from strata.results.cells import Outcome, Results, show
+from strata.results.formats import Table, write
 
 HOMOGENEOUS = ("slt", "small", "fedrolex", "fd")
 HETEROGENEOUS = (*HOMOGENEOUS, "heterofl", "fjord")

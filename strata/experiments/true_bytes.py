@@ -16,21 +16,20 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from strata import colours
-from strata.costs import flops, memory
-from strata.cutting import ChannelGraph
-from strata.experiments import drawing
+from strata.core.sizes import show_bytes
+from strata.execution import flops, memory
 from strata.experiments.base import Asked, Cell, Experiment, runs_of
-from strata.experiments.formats import Table, write
-from strata.experiments.results import Outcome, Results
 from strata.experiments.setups import IID, SETUPS, label
 from strata.experiments.tables import HOMOGENEOUS, RESNET, notes, record
+from strata.graph import ChannelGraph
 from strata.methods import SLT
 from strata.models.loading import load_model
-from strata.sizes import show_bytes
+from strata.results import colours, drawing
+from strata.results.cells import Outcome, Results
+from strata.results.formats import Table, write
 from strata.training import LocalTraining
-from strata.training.checkpointing import placement_of
 from strata.training.memory import measured_bytes
+from strata.training.recomputation import placement_of
 
 BATCH = 32
 BY_PEAK = (0.25, 0.5)

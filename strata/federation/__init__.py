@@ -1,11 +1,7 @@
-"""The round loop: sample, assign, run, check, aggregate, evaluate, record, checkpoint."""
+"""A round as a pure function of state: sample, assign, run, check, aggregate."""
 
 from strata.federation.aggregation import ServerOptimizer
-from strata.federation.folder import read_metrics
-from strata.federation.options import Options
 from strata.federation.rounds import RoundFailed
-from strata.federation.running import run
-from strata.federation.session import Result
 from strata.federation.state import FederationState
 
-__all__ = ["FederationState", "Options", "Result", "RoundFailed", "ServerOptimizer", "read_metrics", "run"]
+__all__ = ["FederationState", "RoundFailed", "ServerOptimizer"]

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Protocol
 import torch
 from torch import Tensor
 
+from strata.core.errors import BadInput
 from strata.engines import Outcome
-from strata.errors import BadInput
 
 if TYPE_CHECKING:
-    from strata.cutting import Cut
+    from strata.graph import Cut
 
 
 def in_order(outcomes: Iterable[Outcome]) -> Iterator[Outcome]:

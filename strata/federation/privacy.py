@@ -22,11 +22,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from strata.errors import BadInput
-from strata.seeds import derive
+from strata.core.errors import BadInput
+from strata.core.seeds import derive
 
 if TYPE_CHECKING:
-    from strata.cutting import Cut
+    from strata.graph import Cut
     from strata.methods import Method
 
 LEAST_NOISE = 0.1  # below, epsilon is in the thousands after some rounds

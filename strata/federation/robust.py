@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from strata.errors import BadInput
+from strata.core.errors import BadInput
 
 if TYPE_CHECKING:
-    from strata.cutting import Cut
+    from strata.graph import Cut
 
 FEWEST = 3  # updates a round needs: of one or two values, none can be outvoted
 DEFAULT_SHARE = "0.1"

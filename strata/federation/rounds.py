@@ -8,19 +8,19 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from strata.core.errors import BadInput
 from strata.engines import Engine, Outcome
-from strata.errors import BadInput
 from strata.federation.aggregation import Aggregate, RunningMean, ServerOptimizer, in_order
 from strata.federation.checking import problem_with
-from strata.federation.fleet import Fleet
+from strata.federation.jobs import CohortJob, Failed, TrainJob
 from strata.federation.privacy import Privacy, PrivateSum, Reach
-from strata.federation.program import CohortJob, Failed, TrainJob
 from strata.federation.robust import FEWEST, KeptUpdates, Robust, updates_needed
+from strata.federation.simulated_fleet import Fleet
 from strata.federation.state import FederationState
 
 if TYPE_CHECKING:
-    from strata.cutting import Cut
     from strata.data import Partition
+    from strata.graph import Cut
     from strata.methods import Method, Task
 
 ATTEMPTS = 10

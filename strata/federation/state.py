@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from strata.federation.holdings import Holdings
+from strata.federation.held_layers import Holdings
 
 
 @dataclass(frozen=True)

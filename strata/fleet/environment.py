@@ -9,7 +9,7 @@ import sys
 import sysconfig
 from pathlib import Path
 
-from strata.errors import BadInput
+from strata.core.errors import BadInput
 
 QUIET = {
     "FLWR_TELEMETRY_ENABLED": "0",

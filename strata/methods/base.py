@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from strata.errors import BadInput
+from strata.core.errors import BadInput
 
 if TYPE_CHECKING:
     from typing import Self
 
-    from strata.cutting import ChannelGraph, Cut
+    from strata.graph import ChannelGraph, Cut
 
 
 @dataclass(frozen=True)

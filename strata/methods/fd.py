@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from strata.errors import BadInput
+from strata.core.errors import BadInput
+from strata.core.seeds import generator
 from strata.methods.base import Levels
-from strata.seeds import generator
 
 if TYPE_CHECKING:
-    from strata.cutting import Cut
+    from strata.graph import Cut
 
 VARIANTS = ("device", "shared", "pool")
 

@@ -10,11 +10,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from strata.errors import Infeasible
+from strata.core.errors import Infeasible
 from strata.methods.base import Levels
 
 if TYPE_CHECKING:
-    from strata.cutting import Cut
+    from strata.graph import Cut
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from strata.methods.base import Levels
 
 if TYPE_CHECKING:
-    from strata.cutting import Cut
+    from strata.graph import Cut
 
 
 @dataclass(frozen=True)

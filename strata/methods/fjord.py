@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from strata.errors import BadInput
+from strata.core.errors import BadInput
 from strata.methods.base import Task
 from strata.methods.heterofl import HeteroFL
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from strata.errors import BadInput
+from strata.core.errors import BadInput
 from strata.methods.base import Method
 from strata.methods.fd import FD
 from strata.methods.fedavg import FedAvg
@@ -17,7 +17,7 @@ from strata.methods.slt import SLT
 from strata.methods.small import Small
 
 if TYPE_CHECKING:
-    from strata.cutting import ChannelGraph
+    from strata.graph import ChannelGraph
     from strata.planning import Plan
 
 

@@ -16,11 +16,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Self
 
-from strata.errors import BadInput
+from strata.core.errors import BadInput
 from strata.methods.base import Method
 
 if TYPE_CHECKING:
-    from strata.cutting import ChannelGraph, Cut
+    from strata.graph import ChannelGraph, Cut
     from strata.planning import Plan
 
 

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from torch import nn
 
-from strata.errors import BadInput
+from strata.core.errors import BadInput
 from strata.models.densenet import densenet40
 from strata.models.resnet import resnet20, resnet44, resnet56
 

@@ -7,9 +7,9 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from strata.errors import Infeasible
+from strata.core.errors import Infeasible
+from strata.core.sizes import show_bytes
 from strata.planning.search import Bytes
-from strata.sizes import show_bytes
 
 Fits = Callable[[int], bool]  # does this batch size fit?
 

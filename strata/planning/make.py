@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from strata.cutting import ChannelGraph
-from strata.errors import BadInput
+from strata.core.errors import BadInput
+from strata.core.sizes import at_least_one, parse_bytes, parse_ratio, parse_shape, several
+from strata.graph import ChannelGraph
 from strata.planning.infeasible import PlanInfeasible, remedies, shortfall, smallest_budget
 from strata.planning.plans import Level, Plan, Step, request_json
 from strata.planning.pricing import Pricing
 from strata.planning.schedules import DEFAULT_PATIENCE, SCHEDULES, until_rounds
 from strata.planning.search import Configuration, search, smallest_frozen, with_narrower_head
-from strata.sizes import at_least_one, parse_bytes, parse_ratio, parse_shape, several
 
 if TYPE_CHECKING:
     from torch import nn

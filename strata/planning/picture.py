@@ -11,9 +11,9 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
-from strata.errors import BadInput
+from strata.core.errors import BadInput
+from strata.core.sizes import show_bytes
 from strata.models.loading import show_shape
-from strata.sizes import show_bytes
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -8,14 +8,14 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, fields
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from strata.errors import BadInput
+from strata.core.errors import BadInput
+from strata.core.sizes import parse_ratio
 from strata.planning.schedules import DEFAULT_PATIENCE
-from strata.sizes import parse_ratio
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderResult
 
-    from strata.cutting import ChannelGraph, Cut
+    from strata.graph import ChannelGraph, Cut
 
 T = TypeVar("T")
 

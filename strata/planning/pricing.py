@@ -6,12 +6,12 @@ from functools import cache
 from math import prod
 from typing import TYPE_CHECKING
 
-from strata import costs
+from strata import execution as costs
 from strata.planning.search import distinct_scales
 
 if TYPE_CHECKING:
-    from strata.costs import Memory
-    from strata.cutting import ChannelGraph, Cut
+    from strata.execution import Memory
+    from strata.graph import ChannelGraph, Cut
 
 
 class Pricing:

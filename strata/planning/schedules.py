@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from fractions import Fraction
 from itertools import accumulate
 
-from strata.errors import BadInput
+from strata.core.errors import BadInput
 
 Parameters = Callable[[int, int, float], int]
 Rounds = Sequence[Fraction | int]

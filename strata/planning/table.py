@@ -9,8 +9,8 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from strata.core.sizes import show_bytes
 from strata.models.loading import show_shape
-from strata.sizes import show_bytes
 
 if TYPE_CHECKING:
     from strata.planning.plans import Plan, Step

@@ -19,8 +19,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from strata import costs
-from strata.cutting import ChannelGraph, Cut
+from strata import execution as costs
+from strata.graph import ChannelGraph, Cut
 from strata.models.loading import load_model
 from strata.planning.runtime import data_bytes
 

@@ -8,11 +8,12 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from strata import __version__, colours
-from strata.report.grouping import COSTS, Group, budget_text, drops, group_runs
+from strata import __version__
 from strata.report.parts import parts_of
-from strata.report.reading import Run, clean, listed, mapping, number, numbers, whole
 from strata.report.rebuilding import Missing, Workshop
+from strata.results import colours
+from strata.results.grouping import COSTS, Group, budget_text, drops, group_runs
+from strata.results.reading import Run, clean, listed, mapping, number, numbers, whole
 
 MOST_REASONS = 12
 LONGEST_REASON = 300

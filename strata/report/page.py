@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from importlib import resources
 from typing import Any
 
-from strata.errors import BadInput
+from strata.core.errors import BadInput
 
 INSTALL = "pip install strata-fl[report]"
 

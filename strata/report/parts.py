@@ -7,11 +7,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
-from strata.report.reading import Run, listed, mapping, number, whole
 from strata.report.rebuilding import UNFIT, Missing, Workshop
+from strata.results.reading import Run, listed, mapping, number, whole
 
 if TYPE_CHECKING:
-    from strata.cutting import ChannelGraph, Cut
+    from strata.graph import ChannelGraph, Cut
 
 FRAMES = 60  # pictures of an animation: more rounds than that are thinned out
 STEADY = ("small", "fedavg")  # the same cut in every round, for every device

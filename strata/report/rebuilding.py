@@ -12,12 +12,12 @@ from functools import partial
 from pathlib import PosixPath
 from typing import TYPE_CHECKING, Any
 
-from strata.errors import BadInput, Infeasible
-from strata.report.reading import Run, listed, mapping, number, whole
+from strata.core.errors import BadInput, Infeasible
+from strata.results.reading import Run, listed, mapping, number, whole
 
 if TYPE_CHECKING:
-    from strata.cutting import ChannelGraph
     from strata.data import FederatedData
+    from strata.graph import ChannelGraph
 
 SHOWN_DEVICES = 120
 SHOWN_CLASSES = 200
@@ -63,7 +63,7 @@ class Workshop:
     _holdings: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     def graph(self, run: Run) -> ChannelGraph:
-        from strata.cutting import ChannelGraph
+        from strata.graph import ChannelGraph
         from strata.models.loading import BUILT_IN, load_model
 
         name = run.request.get("model")
@@ -92,7 +92,7 @@ class Workshop:
 
     def data(self, run: Run) -> FederatedData:
         from strata.data import CATALOGUE
-        from strata.federation.describing import describe_data
+        from strata.runs.description import describe_data
 
         name, place = run.request.get("data"), run.request.get("data_dir")
         if not isinstance(name, str):
@@ -111,7 +111,7 @@ class Workshop:
     def holdings(self, run: Run) -> dict[str, Any]:
         """Samples per device (rows) and class (columns), of the first devices."""
         from strata.data import hold_out, parse_partition
-        from strata.data.holdings import holdings
+        from strata.data.distribution import holdings
 
         text = run.settings.get("partition")
         if not isinstance(text, str) or text.startswith("own:"):
@@ -136,7 +136,7 @@ class Workshop:
 
     def accounted(self, run: Run) -> dict[str, Any]:
         """What a method that scales width needs at its widest device, in the accounting that set its budget."""
-        from strata.costs import memory
+        from strata.execution import memory
 
         graph = self.graph(run)
         ratios = mapping(run.settings.get("method")).get("constraints")

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from strata.sizes import show_bytes
+from strata.core.sizes import show_bytes
 
 Contents = Mapping[str, Any]
 

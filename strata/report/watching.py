@@ -18,11 +18,11 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-from strata.errors import BadInput
+from strata.core.errors import BadInput
 from strata.report.contents import contents
 from strata.report.page import page, plotly_script
-from strata.report.reading import DEEPEST, Run, clean, find_runs, is_running
 from strata.report.rebuilding import Workshop
+from strata.results.reading import DEEPEST, Run, clean, find_runs, is_running
 
 LOOK = 1.0  # seconds between two looks at the folder
 REST = 10.0  # times as long as a look took that brought nothing, if that is longer: a large tree is no constant work

@@ -7,13 +7,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from strata.errors import BadInput
-from strata.paths import writing_to
+from strata.core.errors import BadInput
+from strata.core.paths import writing_to
 from strata.report import figures, tables
 from strata.report.contents import contents
 from strata.report.page import page, plotly_script
-from strata.report.reading import find_runs
 from strata.report.rebuilding import Workshop
+from strata.results.reading import find_runs
 
 MARK = ".strata-report.json"  # the list of files that a report wrote here
 
@@ -74,7 +74,7 @@ def _inside(name: str) -> bool:
 
 def write_files(folder: Path, files: Mapping[str, bytes]) -> None:
     """All of `files`; files of an earlier report that are no longer made are removed."""
-    from strata.federation.files import write_atomic
+    from strata.core.files import write_atomic
 
     ours = check_place(folder)
     with writing_to(folder):

@@ -2,7 +2,7 @@
 
 from strata.training.cohorts import COHORT, WIDEST, cohorts, train_cohort
 from strata.training.evaluation import BN_MODES, Evaluation, Unit, combine, evaluate, evaluate_units, units
-from strata.training.local import Update, train_device
+from strata.training.loop import Update, train_device
 from strata.training.memory import peak_bytes
 from strata.training.schedule import cosine
 from strata.training.settings import LocalTraining, cross_entropy

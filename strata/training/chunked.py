@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, fx
 
-from strata.cutting.rewrite import Step, steps
-from strata.cutting.rules import ELEMENTWISE, argument, family
-from strata.training.interpreting import StepValues, last_uses, run_step
+from strata.graph.rewrite import Step, steps
+from strata.ops.channels import ELEMENTWISE, argument, family
+from strata.training.stepwise import StepValues, last_uses, run_step
 
 if TYPE_CHECKING:
-    from strata.cutting import ChannelGraph, Cut
+    from strata.graph import ChannelGraph, Cut
     from strata.training.submodels import Warm
 
 CHUNK_BYTES = 4 << 20  # of the largest value between two layers; measured best from 2 to 8 MiB

@@ -19,14 +19,14 @@ from torch.nn import functional
 
 from strata.methods.base import Task
 from strata.training import kernels
-from strata.training.grouped import Grouped, NotVectorisable
-from strata.training.local import Update, batches
+from strata.training.loop import Update, batches
 from strata.training.memory import peak_bytes
 from strata.training.settings import LocalTraining, cross_entropy
 from strata.training.submodels import structure, warm
+from strata.training.vectorised import Grouped, NotVectorisable
 
 if TYPE_CHECKING:
-    from strata.cutting import ChannelGraph, Cut
+    from strata.graph import ChannelGraph, Cut
 
 COHORT = 5  # devices in one network: two cohorts make a usual round of ten, one for each of two cores
 WIDEST = 8.0  # channels; wider networks fill the machine one by one (benchmarks/training.py)

@@ -15,15 +15,15 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from strata.errors import BadInput
-from strata.seeds import generator
+from strata.core.errors import BadInput
+from strata.core.seeds import generator
 from strata.training.kernels import own_convolutions
 from strata.training.settings import LocalTraining
 from strata.training.statistics import BatchStatistics, reestimated
 from strata.training.submodels import warm
 
 if TYPE_CHECKING:
-    from strata.cutting import ChannelGraph, Cut
+    from strata.graph import ChannelGraph, Cut
 
 BN_MODES = ("re-estimated", "batch")
 UNIT_IMAGES = {"re-estimated": 64, "batch": 1024}  # 64 images fit the cache; 1024 is as published

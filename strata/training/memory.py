@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from strata.costs.measured import live_bytes, measure_step
+from strata.execution.measured import live_bytes, measure_step
 from strata.methods.base import Task
 from strata.training.settings import LocalTraining
 from strata.training.submodels import structure
 from strata.training.trainer import Trainer
 
 if TYPE_CHECKING:
-    from strata.cutting import ChannelGraph, Cut
+    from strata.graph import ChannelGraph, Cut
 
 _measured: weakref.WeakKeyDictionary[ChannelGraph, dict[Any, int]] = weakref.WeakKeyDictionary()
 

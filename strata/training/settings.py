@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from strata.core.errors import BadInput
 from strata.data.augmentation import augment, check_augmentation
 from strata.data.images import normalise
-from strata.errors import BadInput
 
 Loss = Callable[[Tensor, Tensor], Tensor]  # outputs [b, classes], labels [b] -> mean loss of the batch
 OptimizerFactory = Callable[[list[nn.Parameter], float], torch.optim.Optimizer]  # trained parameters, learning rate

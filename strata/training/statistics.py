@@ -12,13 +12,13 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from strata.seeds import generator
+from strata.core.seeds import generator
 from strata.training.kernels import own_convolutions
 from strata.training.settings import LocalTraining
 from strata.training.submodels import warm
 
 if TYPE_CHECKING:
-    from strata.cutting import ChannelGraph, Cut
+    from strata.graph import ChannelGraph, Cut
 
 CALIBRATION_IMAGES = 512
 CALIBRATION_BATCH = 256

@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from strata.cutting.rewrite import steps
+from strata.graph.rewrite import steps
 from strata.training.chunked import Chunked, NotChunkable
 
 if TYPE_CHECKING:
-    from strata.cutting import ChannelGraph, Cut
+    from strata.graph import ChannelGraph, Cut
 
 KEPT = 32  # modules per graph: the levels of a fleet and what is evaluated, with room to spare
 KEPT_BYTES = 256 * 2**20  # of their weights, in all; at least two modules stay

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from strata.costs.measured import standing_tensors
-from strata.training.checkpointing import forward_of
+from strata.execution.measured import standing_tensors
+from strata.training.recomputation import forward_of
 from strata.training.settings import LocalTraining
 from strata.training.submodels import Warm, warm
 
 if TYPE_CHECKING:
-    from strata.cutting import ChannelGraph
+    from strata.graph import ChannelGraph
     from strata.methods.base import Task
 
 

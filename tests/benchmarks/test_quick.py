@@ -13,9 +13,9 @@ from torch.utils.data import TensorDataset
 
 from benchmarks import common, plain, run_all, tables
 from benchmarks import kernels as kernels_benchmark
-from strata.cutting import ChannelGraph
 from strata.data.augmentation import random_crop
 from strata.data.images import normalise
+from strata.graph import ChannelGraph
 from strata.methods import Task
 from strata.models import resnet20
 from strata.training import LocalTraining, kernels, train_device

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from strata.cli import compare, run
-from strata.federation.comparing import Row
-from strata.federation.session import Result
-from strata.fleet.status import FleetState, RunState
-from strata.fleet.telling import show_status
+from strata.fleet.output import show_status
+from strata.fleet.server.status import FleetState, RunState
+from strata.runs.compare import Row
+from strata.runs.session import Result
 
 FOLDER = Path("[red]") / "x[/y]"
 SUMMARY = {

@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch.nn import functional as F
 
+from strata.core.errors import BadInput
 from strata.data import AUGMENTATIONS, augment, normalise
 from strata.data.augmentation import random_crop, random_flip, resized_crop
-from strata.errors import BadInput
 from tests.data.published import noise
 
 

@@ -15,8 +15,8 @@ import zipfile
 import numpy as np
 import pytest
 
+from strata.core.errors import BadInput
 from strata.data.download import check_address, fetch, unpack
-from strata.errors import BadInput
 from tests.data.server import Site, serving
 
 BODY = np.random.default_rng(0).bytes(3_000_000)

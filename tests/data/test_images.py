@@ -5,9 +5,9 @@ import pytest
 import torch
 from torch.utils.data import Dataset, TensorDataset
 
+from strata.core.errors import BadInput
 from strata.data import FederatedData, ImageSet, hold_out, wrap
 from strata.data.images import channel_statistics
-from strata.errors import BadInput
 
 
 def images(count: int) -> torch.Tensor:

@@ -12,11 +12,11 @@ import pytest
 import torch
 from PIL import Image
 
+from strata.core.errors import BadInput
 from strata.data import load
 from strata.data.cifar import read_pickle
 from strata.data.idx import read_idx
 from strata.data.images import resize_bilinear
-from strata.errors import BadInput
 from tests.data import published
 
 

@@ -6,6 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from strata.core.errors import BadInput
 from strata.data import (
     FederatedData,
     ImageSet,
@@ -15,12 +16,11 @@ from strata.data import (
     check_range,
     dirichlet,
     from_indices,
-    holdings,
     iid,
     parse_partition,
     shards,
 )
-from strata.errors import BadInput
+from strata.data import distribution as holdings
 
 
 def everything(partition) -> np.ndarray:

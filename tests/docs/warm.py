@@ -30,8 +30,8 @@ def serve(path: str) -> None:
     torch.set_num_threads(1)
     for name in ("planning.make", "planning.picture", "planning.verify", "federation", "data", "report", "experiments"):
         importlib.import_module(f"strata.{name}")
-    from strata.federation import running
     from strata.planning import runtime
+    from strata.runs import running
 
     running.default_workers = lambda: 0  # type: ignore[attr-defined]
     runtime.start_measuring = _given_runtime
@@ -53,7 +53,7 @@ def serve(path: str) -> None:
 
 
 def _export_once() -> None:
-    from strata.cutting import ChannelGraph
+    from strata.graph import ChannelGraph
     from strata.models import resnet20
 
     def looks(model: Any, input_shape: Any) -> tuple[str, tuple[int, ...]]:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from strata.federation.program import DeviceProgram
+from strata.federation.jobs import DeviceProgram
 from tests.engines.programs import Echo
 
 

@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 import torch
 
+from strata.core.errors import BadInput
 from strata.engines import EngineFailed, InlineEngine, LocalEngine, wire
 from strata.engines.base import time_limit
-from strata.errors import BadInput
-from strata.federation.program import CohortJob, EvaluateJob, FinishJob, TrainJob
+from strata.federation.jobs import CohortJob, EvaluateJob, FinishJob, TrainJob
 from tests.engines.programs import Asks, Broken, Calls, Echo, Label
 from tests.federation import tiny
 

@@ -16,14 +16,14 @@ import pytest
 import torch
 
 from strata.cli import main
-from strata.cutting import Cut
+from strata.core.errors import BadInput
 from strata.engines import EngineFailed
 from strata.engines.ray import Ray
 from strata.engines.ray.packing import pack, unpack
-from strata.errors import BadInput
-from strata.federation.program import cuts_of
-from strata.federation.request import Request
-from strata.federation.running import make_engine
+from strata.federation.jobs import cuts_of
+from strata.graph import Cut
+from strata.runs.request import Request
+from strata.runs.running import make_engine
 from tests.engines.programs import Broken, Echo
 from tests.engines.ray_programs import Held, Located
 from tests.engines.test_local import answers, eventually, is_running
@@ -167,8 +167,8 @@ def test_a_node_with_the_data_loads_it_and_only_what_cuts_keep_travels(cluster: 
     for source in (request.load_split, wrong.load_split):
         engine: Any = make_engine(model, data, request.make_training(data), 1, ray=Ray(cluster.address), source=source)
         try:
-            from strata.cutting import ChannelGraph
-            from strata.federation.program import CohortJob, FinishJob, TrainJob
+            from strata.federation.jobs import CohortJob, FinishJob, TrainJob
+            from strata.graph import ChannelGraph
 
             method = request.make_method(ChannelGraph(model, data.input_shape))
             tasks = method.assign(0, [0, 1, 2])

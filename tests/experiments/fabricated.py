@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from strata.experiments import Asked, Cell
-from strata.federation.request import jsonable
+from strata.runs.request import jsonable
 
 
 def fabricate(

@@ -15,9 +15,9 @@ import pytest
 from strata.cli import main
 from strata.experiments import Asked, experiment
 from strata.experiments.estimates import Estimator, phases_of
-from strata.experiments.overview import Overview
+from strata.experiments.progress import Overview
+from strata.experiments.run_process import Bench
 from strata.experiments.setups import SETUPS
-from strata.experiments.worker import Bench
 from tests.federation.tiny import bits
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from strata.errors import BadInput
+from strata.core.errors import BadInput
 from strata.experiments import Asked, Cell, Results, experiment, steps
-from strata.experiments.curves import cost_to_reach, highest_so_far, mean_cost_to_reach, over_rounds
-from strata.experiments.formats import Table, escape, latex
 from strata.experiments.published import content
+from strata.results.curves import cost_to_reach, highest_so_far, mean_cost_to_reach, over_rounds
+from strata.results.formats import Table, escape, latex
 from tests.experiments.fabricated import fabricate
 
 

@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from strata.cli.experiment import select
-from strata.errors import BadInput
+from strata.core.errors import BadInput
 from strata.experiments import EXPERIMENTS, Asked, experiment
 from strata.experiments.published import content, published
 from strata.experiments.setups import SETUPS

@@ -16,17 +16,17 @@ from scipy.stats import norm
 from torch import Tensor, nn
 
 from strata.cli import main
-from strata.cutting import ChannelGraph
+from strata.core.errors import BadInput
 from strata.data import hold_out
-from strata.errors import BadInput
-from strata.federation import run
-from strata.federation.accounting import Ledger, epsilon
-from strata.federation.folder import METRIC_KEYS
-from strata.federation.request import Request
+from strata.federation.privacy_accounting import Ledger, epsilon
+from strata.graph import ChannelGraph
 from strata.methods import create
+from strata.runs import run
+from strata.runs.folder import METRIC_KEYS
+from strata.runs.request import Request
 from strata.training import calibration_indices, plain_state
 from tests.federation import tiny
-from tests.federation.test_commands import NETS
+from tests.runs.test_commands import NETS
 from tests.federation.tiny import bits, tiny_run
 
 PRIVATE: dict[str, Any] = {"dp_noise": 1.0, "dp_clip": 0.5, "validation": 0.1}
@@ -136,7 +136,7 @@ def test_only_a_seed_makes_a_private_run_repeatable(tmp_path: Path) -> None:
 
 def stopped(monkeypatch: pytest.MonkeyPatch, out: Path, after: int, **options: Any) -> None:
     """A run that dies after so many rounds, its last one begun and not saved."""
-    from strata.federation import session
+    from strata.runs import session
 
     play, rounds = session.play, []
 
@@ -253,8 +253,8 @@ def test_by_the_command_line(
 
 def test_on_a_fleet_nothing_else_may_say_what_devices_have(tmp_path: Path) -> None:
     pytest.importorskip("flwr")
-    from strata.engines.flower.conducting import conduct
-    from strata.engines.flower.settings import RunSettings
+    from strata.fleet.protocol.settings import RunSettings
+    from strata.fleet.server.run import conduct
 
     out = str(tmp_path / "run")
     for request, evaluation, says in (

@@ -5,8 +5,8 @@ from itertools import permutations
 import pytest
 import torch
 
+from strata.core.errors import BadInput
 from strata.engines import Outcome
-from strata.errors import BadInput
 from strata.federation.aggregation import RunningMean, ServerOptimizer, in_order
 from tests.federation.fakes import RowCut
 

@@ -17,10 +17,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from strata.core.errors import BadInput
 from strata.engines import LocalEngine
-from strata.errors import BadInput
-from strata.federation import session
-from strata.federation.program import CohortJob, DeviceProgram, TrainJob
+from strata.federation.jobs import CohortJob, DeviceProgram, TrainJob
+from strata.runs import session
 from tests.federation import tiny
 from tests.federation.tiny import bits, tiny_run
 
@@ -98,7 +98,7 @@ def test_killed_at_every_event_of_a_checkpoint(
     reference: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The second checkpoint is broken off at each of its calls in turn, the disk being what it then is."""
-    from strata.federation.checkpoints import Checkpoints
+    from strata.runs.checkpoints import Checkpoints
 
     original = Checkpoints.save
     moments = list(range(0, 400, 9))
@@ -189,7 +189,7 @@ def test_devices_that_cannot_be_trained_together_are_trained_one_by_one_and_it_i
     def broken(*_: Any) -> None:
         raise MemoryError("no room for four")
 
-    monkeypatch.setattr("strata.federation.program.train_cohort", broken)
+    monkeypatch.setattr("strata.federation.jobs.train_cohort", broken)
     with pytest.warns(UserWarning, match=r"only be trained one by one: \d+ \(MemoryError: no room for four\)"):
         tiny_run(tmp_path / "alone", name="small", workers=0)
     monkeypatch.undo()
@@ -216,7 +216,7 @@ class KillsItself(DeviceProgram):
 
 
 def killing_engine(folder: Path, victims: tuple[int, ...], always: bool = False) -> LocalEngine:
-    from strata.cutting import Cut
+    from strata.graph import Cut
 
     program = KillsItself(tiny.model(), (3, 8, 8), tiny.data().train, {"test": tiny.data().test}, tiny.training())
     program.folder, program.victims, program.always = folder, victims, always

@@ -12,12 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import kstest
 
-from strata.errors import BadInput
+from strata.core.errors import BadInput
 from strata.federation.aggregation import ServerOptimizer
-from strata.federation.fleet import Fleet
-from strata.federation.options import Options
 from strata.federation.privacy import MOST_CUTS, Privacy, PrivateSum, Reach
+from strata.federation.simulated_fleet import Fleet
 from strata.methods import create
+from strata.runs.options import Options
 from tests.federation import tiny
 from tests.federation.fakes import RowCut
 from tests.federation.test_rounds import Lying, nan, one_round, start

@@ -12,12 +12,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from strata.errors import BadInput
+from strata.core.errors import BadInput
+from strata.core.seeds import generator
 from strata.federation import robust
 from strata.federation.aggregation import ServerOptimizer
-from strata.federation.options import Options
 from strata.federation.robust import KeptUpdates, Robust, parse_aggregation
-from strata.seeds import generator
+from strata.runs.options import Options
 from tests.federation import tiny
 from tests.federation.fakes import RowCut
 from tests.federation.test_rounds import Lying, nan, one_round, same

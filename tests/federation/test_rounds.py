@@ -9,12 +9,12 @@ import pytest
 import torch
 from torch import Tensor
 
+from strata.core.errors import BadInput
 from strata.data import iid
 from strata.engines import InlineEngine, Outcome
-from strata.errors import BadInput
-from strata.federation.fleet import Fleet
-from strata.federation.program import DeviceProgram, evaluate
+from strata.federation.jobs import DeviceProgram, evaluate
 from strata.federation.rounds import RoundFailed, RoundSettings, play
+from strata.federation.simulated_fleet import Fleet
 from strata.federation.state import FederationState
 from strata.training import LocalTraining
 from tests.federation import tiny
@@ -108,7 +108,7 @@ def test_a_device_that_lies_costs_its_own_update_and_no_more(lie: str) -> None:
     for device in honest.asked:
         if device != liar:
             task = tiny.method("fedavg", 1.0).assign(0, [device])[0]
-            from strata.federation.program import TrainJob
+            from strata.federation.jobs import TrainJob
 
             job = TrainJob(task, settings().partition[device], 0.1, 0)
             tensors.append(program(job, start().tensors).tensors)

@@ -9,11 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from strata.cutting import ChannelGraph
 from strata.data import FederatedData, ImageSet
-from strata.federation import Result, run
+from strata.graph import ChannelGraph
 from strata.methods import Method, create
 from strata.planning import plan
+from strata.runs import Result, run
 from strata.training import LocalTraining
 
 CLASSES, SIZE = 3, 8

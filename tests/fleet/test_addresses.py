@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 pytest.importorskip("flwr")
-from strata.errors import BadInput
-from strata.fleet.addresses import Address, Unreachable, need_free, need_loopback, need_server, parse_address
-from strata.fleet.certificates import make_authority, make_server
+from strata.core.errors import BadInput
+from strata.fleet.security.addresses import Address, Unreachable, need_free, need_loopback, need_server, parse_address
+from strata.fleet.security.certificates import make_authority, make_server
 from tests.fleet.processes import free_port
 
 

@@ -15,10 +15,10 @@ import httpx
 import pytest
 
 pytest.importorskip("flwr")
-from strata.fleet.addresses import parse_address
-from strata.fleet.control import Access, connect
-from strata.fleet.keys import make_keys
-from strata.fleet.status import DeviceState, look
+from strata.fleet.security.addresses import parse_address
+from strata.fleet.security.keys import make_keys
+from strata.fleet.server.control import Access, connect
+from strata.fleet.server.status import DeviceState, look
 from tests.fleet.processes import PATIENCE, Command, descendants, free_port, strata, wait_until_gone
 
 
@@ -126,7 +126,7 @@ def test_the_server_runs_no_code_of_others(fleet: Fleet) -> None:
     from flwr.proto.control_pb2 import StartRunRequest
     from flwr.supercore.fab import Fab
 
-    from strata.errors import BadInput
+    from strata.core.errors import BadInput
     from tests.fleet.test_foreign_apps import altered
 
     access = Access.of(parse_address(fleet.address), fleet.keys, insecure=False)

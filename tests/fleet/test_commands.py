@@ -12,7 +12,7 @@ import pytest
 
 pytest.importorskip("flwr")
 from strata.cli import main
-from strata.fleet.keys import make_keys
+from strata.fleet.security.keys import make_keys
 from tests.fleet.processes import PATIENCE, Command, free_port
 
 
@@ -150,7 +150,7 @@ def test_ctrl_c_before_the_run_has_begun(keys: Path, tmp_path: Path) -> None:
 
 
 def test_the_servers_records_are_its_owners(tmp_path: Path) -> None:
-    from strata.fleet.server import DATABASE, _state
+    from strata.fleet.server.command import DATABASE, _state
 
     said: list[str] = []
     with _state(tmp_path / "new", said.append) as new:

@@ -20,15 +20,15 @@ from flwr.supercore.task_identity import TaskIdentity
 from flwr.supernode import start_client_internal
 from flwr.supernode.nodestate import NodeStateFactory
 
-from strata.fleet import supernode
-from strata.fleet.app import CONFIG, bundle, bundle_hash
+from strata.fleet.device import supernode
+from strata.fleet.server.app_bundle import CONFIG, bundle, bundle_hash
 
 
 def test_the_bundle_is_one_that_flower_takes_and_holds_no_code() -> None:
     config = get_fab_config(bundle())
     assert config["tool"]["flwr"]["app"]["components"] == {
-        "serverapp": "strata.engines.flower.server_app:app",
-        "clientapp": "strata.engines.flower.client_app:app",
+        "serverapp": "strata.fleet.server.server_app:app",
+        "clientapp": "strata.fleet.device.client_app:app",
     }
     with zipfile.ZipFile(io.BytesIO(bundle())) as file:
         assert file.namelist() == ["pyproject.toml", ".info/CONTENT"]
@@ -40,7 +40,7 @@ def altered() -> bytes:
     """With a file of code."""
     buffer = io.BytesIO(bundle())
     with zipfile.ZipFile(buffer, "a") as file:
-        file.writestr("strata/engines/flower/client_app.py", "import os")
+        file.writestr("strata/fleet/device/client_app.py", "import os")
     return buffer.getvalue()
 
 

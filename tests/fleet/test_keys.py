@@ -15,9 +15,9 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.verification import PolicyBuilder, Store
 
-from strata.errors import BadInput
-from strata.fleet import keys as keys_module
-from strata.fleet.keys import device_keys, make_keys
+from strata.core.errors import BadInput
+from strata.fleet.security import keys as keys_module
+from strata.fleet.security.keys import device_keys, make_keys
 from tests.fleet.processes import strata
 
 PRIVATE = ("ca.key", "server.key", "operator.token", "devices/a/device.key", "devices/b/device.key")

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 pytest.importorskip("flwr")
-from strata.engines.flower.settings import DeviceSettings
-from strata.errors import BadInput
-from strata.fleet import device
-from strata.fleet.addresses import Address
+from strata.core.errors import BadInput
+from strata.fleet.device import command as device
+from strata.fleet.protocol.settings import DeviceSettings
+from strata.fleet.security.addresses import Address
 
 LIFE = 4.0  # seconds that the runtime takes to start and be refused
 

@@ -13,11 +13,11 @@ import pytest
 pytest.importorskip("flwr")
 import httpx
 
-from strata.errors import BadInput
-from strata.fleet import server
-from strata.fleet.addresses import Address
-from strata.fleet.control import Access
-from strata.fleet.keys import KeyFolder, make_keys
+from strata.core.errors import BadInput
+from strata.fleet.security.addresses import Address
+from strata.fleet.security.keys import KeyFolder, make_keys
+from strata.fleet.server import command as server
+from strata.fleet.server.control import Access
 
 
 class Control:

@@ -15,9 +15,9 @@ import pytest
 
 pytest.importorskip("flwr")
 from strata.cli import main
-from strata.fleet.addresses import parse_address
-from strata.fleet.control import Access
-from strata.fleet.status import FleetState, look
+from strata.fleet.security.addresses import parse_address
+from strata.fleet.server.control import Access
+from strata.fleet.server.status import FleetState, look
 from tests.fleet import nets
 from tests.fleet.link import Link, Unavailable
 from tests.fleet.nets import BUDGETS

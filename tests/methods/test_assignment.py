@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from strata.cutting import ChannelGraph
-from strata.errors import BadInput, Infeasible
+from strata.core.errors import BadInput, Infeasible
+from strata.graph import ChannelGraph
 from strata.methods import FD, FedAvg, FedRolex, FjORD, HeteroFL, Levels, Small, create
 from tests.methods.tiny import tiny_graph
 

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from strata.cli import main
-from strata.errors import BadInput
+from strata.core.errors import BadInput
 from strata.methods import METHODS, Entry, FedAvg, register
 
 NAMES = ["slt", "fedavg", "small", "fd", "fedrolex", "heterofl", "fjord"]

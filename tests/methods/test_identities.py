@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from strata.cutting import ChannelGraph
+from strata.graph import ChannelGraph
 from strata.methods import FD, SLT, FedAvg, FedRolex, FjORD, HeteroFL, Method, Small
 from strata.models import densenet40, resnet20
 from strata.training import LocalTraining, Update

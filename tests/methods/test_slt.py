@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from strata.errors import BadInput
+from strata.core.errors import BadInput
 from strata.methods import SLT, Progress
 from tests.methods.tiny import hand_plan, tiny_graph
 

@@ -8,7 +8,7 @@ from functools import cache
 import torch
 from torch import Tensor, nn
 
-from strata.cutting import ChannelGraph
+from strata.graph import ChannelGraph
 from strata.methods import Method, Task
 from strata.planning import Level, Plan, Step
 from strata.training import LocalTraining, Update, train_device

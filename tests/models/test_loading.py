@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from strata.errors import BadInput
+from strata.core.errors import BadInput
 from strata.models.loading import load_model
 
 NETS = """

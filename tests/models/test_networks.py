@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from strata.cutting import Cut
+from strata.graph import Cut
 from strata.models import densenet40, resnet20, resnet44, resnet56
 from tests.golden import golden
 from tests.networks import paper_graph

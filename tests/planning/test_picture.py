@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from strata.errors import BadInput
+from strata.core.errors import BadInput
 from strata.planning.make import plan
 from strata.planning.picture import draw, save_picture
 from tests.networks import paper_graph

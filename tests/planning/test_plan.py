@@ -9,8 +9,8 @@ from math import prod
 import pytest
 
 import strata
-from strata.costs import measure
-from strata.errors import BadInput
+from strata.core.errors import BadInput
+from strata.execution import measure
 from strata.models import resnet20
 from strata.planning import PlanInfeasible
 from strata.planning.make import plan

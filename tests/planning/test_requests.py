@@ -11,8 +11,8 @@ import pytest
 import torch
 from torch import nn
 
-from strata.cutting import ChannelGraph
-from strata.errors import BadInput
+from strata.core.errors import BadInput
+from strata.graph import ChannelGraph
 from strata.planning.make import plan
 from strata.planning.plans import Plan
 

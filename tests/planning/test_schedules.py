@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from strata.errors import BadInput
+from strata.core.errors import BadInput
 from strata.planning.schedules import SCHEDULES, authors, cumulative, equal, paper, paper_equation, until_rounds
 from tests.golden import golden
 from tests.planning.reference import paper_resnet

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from strata.cutting import ChannelGraph
+from strata.graph import ChannelGraph
 from strata.models.loading import load_model
 from strata.planning.make import plan
 from strata.planning.plans import Plan

@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 
 from strata.cli import main
-from strata.errors import BadInput
+from strata.core.errors import BadInput
 from strata.report import tables
 from strata.report.contents import contents
 from strata.report.page import embedded
-from strata.report.reading import find_runs
 from strata.report.rebuilding import Workshop
+from strata.results.reading import find_runs
 from tests.report.made import PLAN, make_run
 
 JUNK: tuple[Any, ...] = (

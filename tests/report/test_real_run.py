@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from strata.data import load
-from strata.federation.request import Request, launch
 from strata.report import write_report
+from strata.runs.request import Request, launch
 
 
 @pytest.mark.slow

@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 
 from strata.data import load, parse_partition
-from strata.federation.describing import describe_data
 from strata.methods import FD, FedRolex
 from strata.report.contents import contents
 from strata.report.page import embedded
 from strata.report.parts import parts_of, spans
-from strata.report.reading import read_run
 from strata.report.rebuilding import Missing, Workshop
 from strata.report.tables import summary
+from strata.results.reading import read_run
+from strata.runs.description import describe_data
 from tests.report.made import PLAN, make_run
 from tests.report.test_damage import changed, places
 
@@ -26,7 +26,7 @@ REQUEST = {"model": "resnet20", "data": "digits", "data_dir": None, "constraints
 @pytest.fixture(scope="module")
 def workshop(tmp_path_factory: pytest.TempPathFactory) -> Workshop:
     """One graph for all tests here."""
-    from strata.cutting import ChannelGraph
+    from strata.graph import ChannelGraph
     from strata.models import resnet20
 
     made = Workshop()
@@ -151,7 +151,7 @@ def test_an_unknown_network_is_drawn_from_its_plan_and_says_so(tmp_path: Path) -
 
 
 def test_width_methods_are_accounted_as_the_constraint_means(tmp_path: Path, workshop: Workshop) -> None:
-    from strata.costs import memory
+    from strata.execution import memory
 
     (graph,) = workshop._graphs.values()
     made = contents([read_run(run_on_digits(tmp_path / "a", workshop, "small"))], workshop)
@@ -163,7 +163,7 @@ def test_width_methods_are_accounted_as_the_constraint_means(tmp_path: Path, wor
 
 
 def test_micro_batches_are_accounted_and_checkpointing_is_only_measured(tmp_path: Path, workshop: Workshop) -> None:
-    from strata.costs import memory
+    from strata.execution import memory
 
     (graph,) = workshop._graphs.values()
     in_parts = {"batch_size": 32, "micro_batch": 8}

@@ -13,13 +13,13 @@ from pathlib import Path
 import pytest
 
 from strata.cli import main
-from strata.errors import BadInput
+from strata.core.errors import BadInput
 from strata.report import figures, tables, write_report
 from strata.report.contents import contents
 from strata.report.page import embedded, page
-from strata.report.reading import find_runs
 from strata.report.rebuilding import Workshop
 from strata.report.writing import MARK
+from strata.results.reading import find_runs
 from tests.report.made import PLAN, make_run
 
 EVIL = "</script><script>alert(1)</script><!--&$x_{|`=\"'"

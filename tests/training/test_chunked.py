@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from strata.cutting import ChannelGraph
+from strata.graph import ChannelGraph
 from strata.models import densenet40, resnet20
 from strata.training import chunked
 from strata.training.chunked import Chunked, NotChunkable

@@ -9,12 +9,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from strata.cutting import ChannelGraph, Cut
+from strata.graph import ChannelGraph, Cut
 from strata.methods import Task
 from strata.models import resnet20
 from strata.training import LocalTraining, train_device
 from strata.training.cohorts import COHORT, cohorts, narrow, train_cohort
-from strata.training.grouped import Grouped, NotVectorisable
+from strata.training.vectorised import Grouped, NotVectorisable
 from tests import networks
 from tests.networks import NETWORKS
 

@@ -7,10 +7,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from strata.cutting import ChannelGraph
-from strata.errors import BadInput
+from strata.core.errors import BadInput
+from strata.core.seeds import generator
+from strata.graph import ChannelGraph
 from strata.methods import FedAvg
-from strata.seeds import generator
 from strata.training import (
     BN_MODES,
     LocalTraining,

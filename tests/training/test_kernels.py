@@ -13,12 +13,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn import functional
 
-from strata.cutting import ChannelGraph
-from strata.errors import BadInput
-from strata.federation.program import DeviceProgram
-from strata.federation.running import complete
+from strata.core.errors import BadInput
+from strata.federation.jobs import DeviceProgram
+from strata.graph import ChannelGraph
 from strata.methods import Task
 from strata.models import resnet20
+from strata.runs.running import complete
 from strata.training import LocalTraining, kernels, train_device
 from strata.training.cohorts import _network, train_cohort
 from strata.training.kernels import convolution
@@ -132,7 +132,7 @@ def test_a_cohort_agrees_with_devices_on_their_own(kind: str, monkeypatch: pytes
 def test_without_a_compiler_there_are_none_and_it_is_said(tmp_path: Path) -> None:
     script = (
         "from strata.training import kernels\n"
-        "from strata.errors import BadInput\n"
+        "from strata.core.errors import BadInput\n"
         "assert not kernels.available()\n"
         "try: kernels.require()\n"
         "except BadInput as error: print(error)\n"

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from strata import costs
-from strata.costs.measured import measure
-from strata.federation.choosing import method_named
+from strata import execution as costs
+from strata.execution.measured import measure
 from strata.methods import FD, FedAvg, FjORD, Method, Small
+from strata.methods.choice import method_named
 from strata.training import LocalTraining, memory, peak_bytes
 from tests.methods.tiny import CLASSES, INPUT, samples, tiny_graph, tiny_state, train
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn import functional
 
-from strata.cutting import ChannelGraph
+from strata.graph import ChannelGraph
 from strata.methods import Task
 from strata.models import resnet20
 from strata.training import LocalTraining, evaluate, kernels, train_device

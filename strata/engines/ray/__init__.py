@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from strata.errors import BadInput
+from strata.core.errors import BadInput
 
 
 @dataclass(frozen=True)

@@ -13,9 +13,9 @@ import warnings
 from collections.abc import Iterator
 from typing import Any
 
+from strata.core.errors import BadInput
 from strata.engines.base import EngineFailed
 from strata.engines.ray import Ray, host_and_port
-from strata.errors import BadInput
 
 ANSWER_SECONDS = 10.0
 QUIET = {  # read when Ray is imported, and by all that it starts

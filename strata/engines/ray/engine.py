@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
+from strata.core.errors import BadInput
 from strata.engines import wire
 from strata.engines.base import EngineFailed, Outcome, Program, time_limit
 from strata.engines.local import default_workers
@@ -16,10 +17,9 @@ from strata.engines.ray import Ray
 from strata.engines.ray.cluster import Connection
 from strata.engines.ray.pool import LOOK_AGAIN_SECONDS, Member, Pool
 from strata.engines.ray.worker import WHOLE
-from strata.errors import BadInput
 
 if TYPE_CHECKING:
-    from strata.cutting import Cut
+    from strata.graph import Cut
 
 LOST_NODES = 5  # a job is not blamed for nodes that leave, but not for ever either
 

@@ -9,12 +9,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from strata.core.errors import BadInput
 from strata.engines import wire
 from strata.engines.base import EngineFailed, Program
 from strata.engines.ray.cluster import Connection
 from strata.engines.ray.packing import pack
 from strata.engines.ray.worker import Worker, load_here, versions
-from strata.errors import BadInput
 
 LOOK_AGAIN_SECONDS = 1.0  # how often the cluster is asked for its size
 STILLBORN = 3  # for each place: workers that died while they started, one after the other, before we give up

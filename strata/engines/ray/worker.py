@@ -11,12 +11,12 @@ from typing import Any
 import torch
 
 from strata import __version__
+from strata.core.errors import BadInput
 from strata.engines import wire
 from strata.engines.base import Parts
 from strata.engines.local import IN_WORKER
 from strata.engines.ray.cluster import import_ray
 from strata.engines.ray.packing import Arrays, pack, unpack
-from strata.errors import BadInput
 
 WHOLE = ""  # stands for a Cut's hash where all of the server's tensors were sent
 

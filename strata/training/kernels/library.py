@@ -14,7 +14,7 @@ from pathlib import Path
 
 from torch import Tensor
 
-from strata.errors import BadInput
+from strata.core.errors import BadInput
 
 SOURCES = tuple(Path(__file__).with_name(name) for name in ("narrow.c", "winograd.c"))
 FLAGS = ("-O3", "-march=native", "-std=gnu11", "-shared", "-fPIC")

@@ -1,0 +1,1 @@
+"""What every room uses: errors, paths, sizes, seeds, files, processes."""

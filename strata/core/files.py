@@ -1,0 +1,114 @@
+"""Files that are whole or not there: written beside their place, flushed to disk, then renamed."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from strata.core.errors import BadInput
+
+
+class StorageFailed(BadInput):
+    """The disk is full or refuses to write: one sentence, and what was there before is still there."""
+
+
+@contextlib.contextmanager
+def said_plainly(path: Path) -> Iterator[None]:
+    """Turns what the operating system says about `path` into a sentence."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise StorageFailed(
+                f"no space left to write {path}: the last checkpoint is intact; free some space, then resume the run"
+            ) from error
+        if error.errno in (
+            errno.EACCES,
+            errno.EPERM,
+            errno.EROFS,
+            errno.ENOTDIR,
+            errno.EEXIST,
+            errno.EISDIR,
+            errno.ENOENT,
+            errno.ENAMETOOLONG,
+            errno.ELOOP,
+        ):
+            raise BadInput(
+                f"cannot write to {path} ({error.strerror}): choose a folder that can be written to"
+            ) from error
+        raise StorageFailed(f"cannot write {path} ({error.strerror}): the last checkpoint is intact") from error
+
+
+def write_atomic(path: Path, data: bytes) -> None:
+    """After this returns the new content survives a power failure; before, the old one does."""
+    temporary = path.with_name(path.name + ".tmp")
+    with said_plainly(path):
+        try:
+            with open(temporary, "wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(temporary, path)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                temporary.unlink()
+            raise
+        sync_folder(path.parent)
+
+
+def sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def write_json(path: Path, value: Any) -> None:
+    write_atomic(path, (json.dumps(value, indent=2, allow_nan=False) + "\n").encode())
+
+
+def read_json(path: Path) -> Any:
+    try:
+        return json.loads(path.read_bytes())
+    except FileNotFoundError:
+        raise BadInput(f"there is no {path.name} in {path.parent}: is it a run folder?") from None
+    except (OSError, ValueError) as error:
+        raise BadInput(f"cannot read {path}: {error}") from error
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    value = read_json(path)
+    if not isinstance(value, dict):
+        raise BadInput(f"{path} is not as Strata writes it: it holds no JSON object")
+    return value
+
+
+class Lock:
+    """One run per folder. The lock belongs to the process, so the system drops it when that is killed."""
+
+    def __init__(self, folder: Path) -> None:
+        path = folder / ".lock"
+        with said_plainly(folder):
+            self._fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            owner = os.pread(self._fd, 32, 0).decode(errors="replace").strip()
+            os.close(self._fd)
+            who = f" (process {owner})" if owner else ""
+            raise BadInput(f"{folder} is in use by another run{who}: wait for it or choose another folder") from None
+        with said_plainly(path):
+            os.ftruncate(self._fd, 0)
+            os.pwrite(self._fd, f"{os.getpid()}\n".encode(), 0)
+
+    def release(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1

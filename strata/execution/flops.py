@@ -1,0 +1,210 @@
+"""FLOPs per sample of a cut, and the bytes that a device sends and receives.
+
+Two per multiply-add of convolutions, linear layers and matrix products; norms and activations are not counted. Training
+adds the same again for the gradient of the weight (if it is trained) and of the input (if that needs one). Plans and
+metrics show `real_train`, which is METHOD.md's formula.
+
+`forward` and `train` are what torch's FlopCounterMode counts on a CPU for one training step, divided by the batch. It
+is off in two places, and `real_*` are corrected for both: it does not see the fused attention kernel of the CPU
+(`attention_*`, counted here by torch's own formula for the GPU's kernels), and for the weight gradient of a grouped
+convolution it counts as if there were no groups (`grouped_excess`).
+
+In closed form for the operators of most networks; others (a recurrent layer, einsum) are run on fake tensors, which
+have sizes but no memory, and FlopCounterMode watches. Of an LSTM it sees nothing: the CPU's kernel for it is fused too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils import _pytree as pytree
+from torch.utils.flop_counter import FlopCounterMode
+
+from strata.graph import Ref
+
+if TYPE_CHECKING:
+    from strata.graph import ChannelGraph, Cut, SizedOp
+
+aten = torch.ops.aten
+BATCH = 2  # any would do: everything is linear in it
+_KNOWN: dict[Any, dict[str, int]] = {}  # calls that were watched
+_WITHOUT_PRODUCTS: set[Any] = set()  # operators in which there was nothing to count: asked of each once
+
+
+@dataclass(frozen=True)
+class Flops:
+    """Per sample."""
+
+    forward: int
+    train: int
+    attention_forward: int = 0
+    attention_train: int = 0
+    grouped_excess: int = 0
+
+    @property
+    def real_forward(self) -> int:
+        return self.forward + self.attention_forward
+
+    @property
+    def real_train(self) -> int:
+        return self.train + self.attention_train - self.grouped_excess
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """Bytes per device and round. What a device already has is known to the caller, not here."""
+
+    upload: int  # trained parameters
+    download: int  # all parameters of the cut
+
+
+def flops(graph: ChannelGraph, cut: Cut) -> Flops:
+    total: dict[str, int] = {}
+    for _, counted in _counted(graph, cut):
+        for field, value in counted.items():
+            total[field] = total.get(field, 0) + value
+    return Flops(
+        **{
+            field: total.get(field, 0) // BATCH
+            for field in ("forward", "train", "attention_forward", "attention_train", "grouped_excess")
+        }
+    )
+
+
+def forward_by_operation(graph: ChannelGraph, cut: Cut) -> list[int]:
+    """Forward FLOPs per sample of each operation, in the order of the submodel's training graph."""
+    return [
+        (counted.get("forward", 0) + counted.get("attention_forward", 0)) // BATCH
+        for op, counted in _counted(graph, cut)
+        if op.kind == "op" or op.kind == "cut"
+    ]
+
+
+def _counted(graph: ChannelGraph, cut: Cut) -> Iterator[tuple[SizedOp, dict[str, int]]]:
+    ops = graph.sized(cut, BATCH)
+    by_name = {op.name: op for op in ops}
+    for op in ops:
+        count = _COUNTS.get(op.target)
+        if count is None:
+            yield op, _watched(op, by_name)
+        else:
+            inputs = [by_name[a.name] if isinstance(a, Ref) else None for a in op.args]
+            yield op, count(op, *inputs[:3])
+
+
+def traffic(graph: ChannelGraph, cut: Cut) -> Traffic:
+    def size(names: Any) -> int:
+        return sum(prod(cut.shapes[name]) * graph.state_dtypes[name].itemsize for name in names)
+
+    return Traffic(upload=size(cut.trained), download=size(cut.parameters))
+
+
+def _watched(op: SizedOp, by_name: Mapping[str, SizedOp]) -> dict[str, int]:
+    """What FlopCounterMode sees in an operator that is not in the table."""
+    if not isinstance(op.target, torch._ops.OpOverload) or op.target._schema.is_mutable:
+        return {}
+    kind = (op.target, *(a for a in op.args if isinstance(a, str)))  # einsum multiplies or not, by its equation
+    if kind in _WITHOUT_PRODUCTS:
+        return {}
+    inputs = [by_name[name] for name in op.inputs]
+    if any(not isinstance(x.shape, tuple) for x in inputs):
+        return {}  # it depends on a size, as a view may
+    key = (*kind, repr((op.args, op.kwargs)), *((x.shape, x.dtype, x.requires_grad) for x in inputs))
+    if key not in _KNOWN:
+        try:
+            _KNOWN[key] = _count_on_fake_tensors(op, inputs)
+        except Exception:  # fake tensors cannot do everything; FlopCounterMode passes over what it does not know, too
+            _KNOWN[key] = {"forward": 0, "train": 0}
+    if not _KNOWN[key]["forward"]:
+        _WITHOUT_PRODUCTS.add(kind)
+    return _KNOWN[key]
+
+
+def _count_on_fake_tensors(op: SizedOp, inputs: Sequence[SizedOp]) -> dict[str, int]:
+    with FakeTensorMode(), FlopCounterMode(display=False) as counter:
+        tensors = {x.name: torch.empty(x.shape, dtype=x.dtype, requires_grad=x.requires_grad) for x in inputs}
+        arguments = pytree.tree_map(
+            lambda a: tensors[a.name] if isinstance(a, Ref) else a, (op.args, op.kwargs), is_leaf=_is_ref
+        )
+        results = pytree.tree_leaves(op.target(*arguments[0], **arguments[1]))
+        forward = counter.get_total_flops()
+        results = [one for one in results if isinstance(one, torch.Tensor) and one.requires_grad]
+        if results:
+            torch.autograd.backward(results, [torch.empty_like(one) for one in results])
+        return {"forward": forward, "train": counter.get_total_flops()}
+
+
+def _is_ref(value: Any) -> bool:
+    return isinstance(value, Ref)
+
+
+def _product(forward: int, *factors: SizedOp | None) -> dict[str, int]:
+    needs = sum(1 for factor in factors if factor is not None and factor.requires_grad)
+    return {"forward": forward, "train": forward * (1 + needs)}
+
+
+def _conv(op: SizedOp, x: SizedOp, weight: SizedOp, *_: Any) -> dict[str, int]:
+    # each output position meets the whole kernel; weight.shape[1] is channels per group already
+    forward = 2 * prod(weight.shape) * op.shape[0] * prod(op.shape[2:])
+    counted = _product(forward, x, weight)
+    groups = x.shape[1] // weight.shape[1]
+    if groups > 1 and weight.requires_grad:
+        counted["grouped_excess"] = forward * (groups - 1)
+        counted["train"] += counted["grouped_excess"]
+    return counted
+
+
+def _conv_transpose(op: SizedOp, x: SizedOp, weight: SizedOp, *_: Any) -> dict[str, int]:
+    forward = 2 * prod(weight.shape) * x.shape[0] * prod(x.shape[2:])
+    counted = _product(forward, x, weight)
+    groups = x.shape[1] // weight.shape[0] * (op.shape[1] // weight.shape[1])
+    if groups > 1 and weight.requires_grad:
+        counted["grouped_excess"] = forward * (groups - 1)
+        counted["train"] += counted["grouped_excess"]
+    return counted
+
+
+def _linear(op: SizedOp, x: SizedOp, weight: SizedOp, *_: Any) -> dict[str, int]:
+    return _product(2 * prod(x.shape) * weight.shape[0], x, weight)
+
+
+def _matmul(op: SizedOp, a: SizedOp, b: SizedOp, *_: Any) -> dict[str, int]:
+    return _product(2 * prod(op.shape) * a.shape[-1], a, b)
+
+
+def _addmm(op: SizedOp, bias: SizedOp, a: SizedOp, b: SizedOp) -> dict[str, int]:
+    return _matmul(op, a, b)
+
+
+def _attention(op: SizedOp, query: SizedOp, key: SizedOp, value: SizedOp) -> dict[str, int]:
+    # scores and their product with the values; backward recomputes the scores and makes four products
+    scores = 2 * prod(query.shape) * key.shape[-2]
+    values = 2 * prod(query.shape[:-1]) * key.shape[-2] * value.shape[-1]
+    forward = scores + values
+    backward = 3 * scores + 2 * values if op.requires_grad else 0
+    return {"attention_forward": forward, "attention_train": forward + backward}
+
+
+_COUNTS: dict[Any, Callable[..., dict[str, int]]] = {
+    aten.conv1d.default: _conv,
+    aten.conv1d.padding: _conv,
+    aten.conv2d.default: _conv,
+    aten.conv2d.padding: _conv,
+    aten.conv3d.default: _conv,
+    aten.conv3d.padding: _conv,
+    aten.conv_transpose1d.default: _conv_transpose,
+    aten.conv_transpose2d.input: _conv_transpose,
+    aten.conv_transpose3d.input: _conv_transpose,
+    aten.linear.default: _linear,
+    aten.matmul.default: _matmul,
+    aten.mm.default: _matmul,
+    aten.bmm.default: _matmul,
+    aten.addmm.default: _addmm,
+    aten.baddbmm.default: _addmm,
+    aten.scaled_dot_product_attention.default: _attention,
+}

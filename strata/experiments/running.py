@@ -1,0 +1,179 @@
+"""All runs of an experiment: finished ones are kept, half-finished ones resumed, the rest begun; some at a time."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import selectors
+import signal
+import subprocess
+import sys
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import FrameType
+from typing import IO
+
+from strata.core.errors import BadInput
+from strata.core.files import read_json, said_plainly
+from strata.core.paths import expanded
+from strata.data import CATALOGUE, default_root
+from strata.experiments.base import Run
+from strata.experiments.progress import Overview
+from strata.results.cells import finished
+from strata.runs.folder import differences
+from strata.runs.request import jsonable
+
+PATIENCE = 60.0  # seconds that stopped runs get to save themselves
+REFRESH = 0.5
+LOG = "experiment.log"
+
+
+@dataclass(frozen=True)
+class Failure:
+    run: Run
+    reason: str
+
+
+def unfinished(runs: Sequence[Run], root: Path) -> list[Run]:
+    """Those still to be done. A folder that holds a run with other settings is refused."""
+    todo = []
+    for run in runs:
+        folder = root / run.name
+        if (folder / "config.json").exists():
+            before = read_json(folder / "config.json").get("request") or {}  # none: begun from Python
+            saved, now = dict(before), dict(jsonable(run.request))
+            for values in (saved, now):
+                values.pop("data_dir", None)  # data may move
+            if found := differences(saved, now):
+                raise BadInput(f"{folder} holds a run with other settings: {'; '.join(found)}. Choose another --out")
+        if not finished(folder):
+            todo.append(run)
+    return todo
+
+
+def check_data(runs: Sequence[Run]) -> None:
+    """What is missing is said before anything starts."""
+    missing = {}
+    for run in runs:
+        root = expanded(run.request.data_dir) if run.request.data_dir else default_root()
+        if CATALOGUE[run.request.data].find(root) is None:
+            missing[run.request.data] = root
+    if missing:
+        names, root = ", ".join(missing), next(iter(missing.values()))
+        raise BadInput(
+            f"{names} {'is' if len(missing) == 1 else 'are'} not in {root}: see `strata data`, name the folder with "
+            "--data-dir, or choose runs on other data with --only"
+        )
+
+
+@dataclass
+class _Worker:
+    """A process of worker.py and the run it is at."""
+
+    log: IO[str]
+    run: Run | None = None
+    process: subprocess.Popen[str] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "strata.experiments.run_process"], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+            stderr=self.log, text=True, start_new_session=True,  # Ctrl-C is for the parent, which tells the others
+        )  # fmt: skip
+
+    @property
+    def answers(self) -> IO[str]:
+        assert self.process.stdout is not None
+        return self.process.stdout
+
+    def begin(self, run: Run, root: Path, workers: int, checkpoint_every: int) -> None:
+        job = {"request": jsonable(run.request), "folder": str(root / run.name), "workers": workers,
+               "checkpoint_every": checkpoint_every}  # fmt: skip
+        self.run = run
+        assert self.process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):  # its end is noticed where its answer is read
+            self.process.stdin.write(json.dumps(job) + "\n")
+            self.process.stdin.flush()
+
+    def stop(self) -> None:
+        assert self.process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):
+            self.process.stdin.close()  # ends an idle one, and makes a busy one save and end
+
+
+def carry_out(
+    runs: Sequence[Run],
+    root: Path,
+    *,
+    jobs: int,
+    workers: int,
+    checkpoint_every: int,
+    overview: Overview,
+) -> list[Failure]:
+    """Each run in its folder below `root`; `jobs` runs at a time, each with `workers` processes (0: its own)."""
+    waiting, failures = deque(runs), []
+    team: list[_Worker] = []
+    with said_plainly(root):
+        root.mkdir(parents=True, exist_ok=True)
+        file = open(root / LOG, "a", encoding="utf-8")
+    with file as log, selectors.DefaultSelector() as ready, _sigterm_as_ctrl_c():
+        try:
+            while waiting or any(worker.run for worker in team):
+                while waiting and sum(worker.run is not None for worker in team) < jobs:
+                    worker = next((worker for worker in team if worker.run is None), None)
+                    if worker is None:
+                        worker = _Worker(log)
+                        team.append(worker)
+                        ready.register(worker.answers, selectors.EVENT_READ, worker)
+                    run = waiting.popleft()
+                    worker.begin(run, root, workers, checkpoint_every)
+                    overview.begin(run, root / run.name)
+                for key, _ in ready.select(REFRESH):
+                    worker = key.data
+                    answer = worker.answers.readline()
+                    run, worker.run = worker.run, None
+                    if not answer:  # the process has ended
+                        ready.unregister(worker.answers)
+                        team.remove(worker)
+                        if run is None:
+                            continue
+                    reason = _reason(answer, worker, root)
+                    overview.end(run, reason)
+                    if reason is not None:
+                        failures.append(Failure(run, reason))
+                overview.refresh()
+        finally:
+            for worker in team:
+                worker.stop()
+            for worker in team:
+                _wait(worker.process)
+            overview.close()
+    return failures
+
+
+def _reason(answer: str, worker: _Worker, root: Path) -> str | None:
+    if answer:
+        reason: str | None = json.loads(answer).get("error")
+        return reason
+    return f"its process ended with exit code {worker.process.wait()}: see {root / LOG}"
+
+
+def _wait(process: subprocess.Popen[str]) -> None:
+    try:
+        process.wait(PATIENCE)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
+@contextlib.contextmanager
+def _sigterm_as_ctrl_c() -> Iterator[None]:
+    def raise_(number: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, raise_)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

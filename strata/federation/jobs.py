@@ -1,0 +1,228 @@
+"""What a worker process does: trains a device's task, evaluates a part of the test set, makes the final model."""
+
+from __future__ import annotations
+
+import secrets
+import traceback
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from strata.engines.base import EngineFailed, Parts
+from strata.graph import ChannelGraph, Cut
+from strata.training import (
+    Evaluation,
+    LocalTraining,
+    Update,
+    calibration_indices,
+    combine,
+    evaluate_units,
+    kernels,
+    plain_state,
+    reestimated,
+    train_cohort,
+    train_device,
+    units,
+)
+
+if TYPE_CHECKING:
+    from strata.data import ImageSet
+    from strata.engines import Engine
+    from strata.methods import Task
+
+UNITS_PER_JOB = {"re-estimated": 8, "batch": 1}  # batches of 64 or 1024 images: jobs small enough to share evenly
+
+
+@dataclass(frozen=True)
+class TrainJob:
+    """One device's task. Which samples it holds travels along; the samples themselves are where the work is done."""
+
+    task: Task
+    samples: np.ndarray
+    lr: float
+    seed: int
+
+    devices: ClassVar[int] = 1  # whose work a job is: an engine gives it up after so many times its time limit
+
+
+@dataclass(frozen=True)
+class CohortJob:
+    """Devices that are simulated as one vectorised network (training/cohorts.py); the answer is a list, in order."""
+
+    jobs: tuple[TrainJob, ...]
+
+    @property
+    def devices(self) -> int:
+        return len(self.jobs)
+
+
+@dataclass(frozen=True)
+class Failed:
+    """One device of a cohort gave no update."""
+
+    reason: str
+    detail: str
+
+
+@dataclass(frozen=True)
+class EvaluateJob:
+    """Some units of a part (`test` or `validation`) of the data, after `round` rounds."""
+
+    cut: Cut
+    round: int
+    part: str
+    bn: str
+    numbers: tuple[int, ...]
+    seed: int
+    calibration: str = "train"  # whose images batch norm's statistics come from: a part, or the devices'
+    devices: ClassVar[int] = 0  # the server's own work has no limit
+    evaluation: str = field(default_factory=lambda: secrets.token_hex(8))  # jobs that share it have the same weights
+
+
+@dataclass(frozen=True)
+class FinishJob:
+    """The state the plain nn.Module loads."""
+
+    cut: Cut
+    seed: int
+    calibration: str = "train"
+    devices: ClassVar[int] = 0
+
+
+@dataclass
+class DeviceProgram:
+    model: nn.Module
+    input_shape: tuple[int, ...]
+    train: ImageSet
+    parts: Mapping[str, ImageSet]
+    training: LocalTraining
+    graph: ChannelGraph | None = field(default=None, compare=False)
+    _calibrated: tuple[str, dict[str, Tensor]] | None = field(default=None, compare=False)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "graph": None, "_calibrated": None}
+
+    def ready(self) -> None:
+        if self.training.kernels:  # decided by another machine, perhaps
+            kernels.require()
+        if self.graph is None:
+            self.graph = ChannelGraph(self.model, input_shape=self.input_shape)
+
+    def __call__(self, job: TrainJob | CohortJob | EvaluateJob | FinishJob, state: Mapping[str, Tensor] | Parts) -> Any:
+        assert self.graph is not None
+        if isinstance(job, TrainJob):
+            tensors = _extracted(job.task.cut, state)
+            return train_device(self.graph, job.task, tensors, *self._own(job), self.training, job.lr, job.seed)
+        if isinstance(job, CohortJob):
+            return self._train_together(job.jobs, state)
+        if isinstance(job, FinishJob):
+            state = _widened(job.cut, state)
+            return plain_state(self.graph, job.cut, state, self._calibration(job), self.training)
+        part = self.parts[job.part]
+        return evaluate_units(
+            self.graph, job.cut, self._tensors(job, state), part.images, part.labels, self.training, job.bn, job.numbers
+        )
+
+    def _own(self, job: TrainJob) -> tuple[Tensor, Tensor]:
+        """The device's images and labels."""
+        index = torch.from_numpy(np.ascontiguousarray(job.samples))
+        return self.train.images[index], self.train.labels[index]
+
+    def _train_together(self, jobs: Sequence[TrainJob], state: Mapping[str, Tensor] | Parts) -> list[Update | Failed]:
+        assert self.graph is not None
+        tasks = [job.task for job in jobs]
+        updates, reason = None, ""
+        try:
+            updates = train_cohort(
+                self.graph, tasks, [_extracted(task.cut, state) for task in tasks], [self._own(job) for job in jobs],
+                self.training, jobs[0].lr, jobs[0].seed,
+            )  # fmt: skip
+        except Exception as error:  # whoever is to blame shows when each is on its own
+            reason = f"{type(error).__name__}: {error}"
+        if updates is not None:
+            return list(updates)
+        alone = [self._alone(job, state) for job in jobs]
+        if reason and not any(isinstance(one, Failed) for one in alone):
+            warnings.warn(f"devices that could only be trained one by one: {len(jobs)} ({reason})", stacklevel=2)
+        return alone
+
+    def _alone(self, job: TrainJob, state: Mapping[str, Tensor] | Parts) -> Update | Failed:
+        try:
+            update: Update = self(job, state)
+            return update
+        except Exception as error:
+            return Failed(f"{type(error).__name__}: {error}", traceback.format_exc())
+
+    def _tensors(self, job: EvaluateJob, state: Mapping[str, Tensor] | Parts) -> dict[str, Tensor]:
+        if job.bn == "batch":
+            return _extracted(job.cut, state)
+        assert self.graph is not None
+        if self._calibrated is None or self._calibrated[0] != job.evaluation:
+            extracted = _extracted(job.cut, state)
+            made = reestimated(self.graph, job.cut, extracted, self._calibration(job), self.training)
+            self._calibrated = (job.evaluation, made)
+        return self._calibrated[1]
+
+    def _calibration(self, job: EvaluateJob | FinishJob) -> Tensor:
+        source = self.train if job.calibration == "train" else self.parts[job.calibration]
+        return source.images[calibration_indices(len(source), job.seed)]
+
+
+def cuts_of(job: TrainJob | CohortJob | EvaluateJob | FinishJob) -> tuple[Cut, ...]:
+    """All that a job needs of the server's tensors."""
+    if isinstance(job, CohortJob):
+        return tuple(one.task.cut for one in job.jobs)
+    return (job.task.cut,) if isinstance(job, TrainJob) else (job.cut,)
+
+
+def _extracted(cut: Cut, state: Mapping[str, Tensor] | Parts) -> dict[str, Tensor]:
+    """A copy of the job's own, also where devices of a cohort share a Cut."""
+    if isinstance(state, Parts):
+        return {name: tensor.clone() for name, tensor in state.of[cut.hash].items()}
+    return cut.extract(state)
+
+
+def _widened(cut: Cut, state: Mapping[str, Tensor] | Parts) -> Mapping[str, Tensor]:
+    """The server's tensors; what was not sent, and is outside the cut, is zero."""
+    if not isinstance(state, Parts):
+        return state
+    part, shapes = state.of[cut.hash], zip(cut.entries, cut.full_shapes, strict=True)
+    whole = {name: torch.zeros(shape, dtype=part[name].dtype) for (name, _), shape in shapes}
+    cut.scatter(whole, part)
+    return whole
+
+
+def evaluate(
+    engine: Engine, state: Mapping[str, Tensor], cut: Cut, samples: int, part: str, bn: str, round: int, seed: int,
+    calibration: str = "train",
+) -> Evaluation:  # fmt: skip
+    """Accuracy of the cut on a part of the data, by the engine's workers; the same bits however they share it."""
+    count = units(samples, bn)
+    each, name = UNITS_PER_JOB[bn], secrets.token_hex(8)
+    jobs = [
+        EvaluateJob(cut, round, part, bn, tuple(range(start, min(start + each, count))), seed, calibration, name)
+        for start in range(0, count, each)
+    ]
+    return combine([unit for result in results(engine, jobs, state) for unit in result], bn)
+
+
+def final_state(
+    engine: Engine, state: Mapping[str, Tensor], cut: Cut, seed: int, calibration: str = "train"
+) -> dict[str, Tensor]:
+    finished: dict[str, Tensor] = next(iter(results(engine, [FinishJob(cut, seed, calibration)], state)))
+    return finished
+
+
+def results(engine: Engine, jobs: Sequence[Any], state: Mapping[str, Tensor]) -> list[Any]:
+    """For work that is the server's own: no device is to blame if it fails."""
+    found: dict[int, Any] = {}
+    for outcome in engine.run(jobs, state):
+        if outcome.reason is not None:
+            raise EngineFailed(f"evaluation failed: {outcome.reason}\n{outcome.detail}".rstrip())
+        found[outcome.index] = outcome.result
+    return [found[index] for index in range(len(jobs))]

@@ -1,0 +1,60 @@
+"""The device's own data: all of a folder, or its part of a simulated split; and what it holds out for evaluation."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from strata.core.errors import BadInput
+from strata.core.seeds import derive
+from strata.data import ImageSet, load, parse_partition
+from strata.fleet.protocol.settings import DeviceSettings
+
+
+@dataclass(frozen=True)
+class Holding:
+    train: ImageSet
+    held: ImageSet | None
+    classes: int
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    augmentation: str
+    labels: str  # which class has which number: see label_digest
+
+    @property
+    def input_shape(self) -> tuple[int, ...]:
+        return self.train.shape
+
+
+def holding_of(settings: DeviceSettings) -> Holding:
+    data = load(settings.data, settings.data_dir)
+    if settings.partition is None:
+        own = np.arange(len(data.train))
+    else:
+        own = parse_partition(settings.partition, data, settings.devices, settings.seed)[settings.index]
+    kept, held = split(own, settings.hold_out, derive(settings.seed, "device hold-out", settings.index))
+    if len(kept) == 0:
+        raise BadInput(f"device {settings.name} has no samples to train on: every device needs at least one")
+    train = data.train.subset(kept)
+    return Holding(
+        train, data.train.subset(held) if len(held) else None, data.classes, tuple(data.train.mean),
+        tuple(data.train.std), data.augmentation, label_digest(data.class_names),
+    )  # fmt: skip
+
+
+def label_digest(class_names: Sequence[str]) -> str:
+    """Equal where the same classes have the same numbers; empty where classes have no names."""
+    return hashlib.sha256(json.dumps(list(class_names)).encode()).hexdigest()[:16] if class_names else ""
+
+
+def split(own: np.ndarray, share: float, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """(to train on, to evaluate on), both sorted. With a share above 0 and two samples, at least one on either side."""
+    if share == 0:
+        return own, own[:0]
+    count = min(max(1, round(share * len(own))), len(own) - 1)
+    order = np.random.default_rng(seed).permutation(len(own))
+    return own[np.sort(order[count:])], own[np.sort(order[:count])]

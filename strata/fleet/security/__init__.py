@@ -1,0 +1,1 @@
+"""Who may talk to whom: keys, certificates, addresses, the guard of the server's port."""

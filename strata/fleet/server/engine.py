@@ -1,0 +1,293 @@
+"""FlowerEngine: jobs out to real devices, outcomes back as they arrive. It decides nothing about the model.
+
+Training goes to the device of each job. Evaluation stays on the server where it has data; otherwise every device
+evaluates on what it holds out (surveying.py).
+"""
+
+from __future__ import annotations
+
+import math
+import secrets
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+
+from strata.engines.base import Engine, Outcome
+from strata.federation.jobs import TrainJob
+from strata.fleet.device.work import PLAIN
+from strata.fleet.protocol import codec
+from strata.fleet.server.evaluation import Survey
+from strata.fleet.server.levels import Assignment
+from strata.fleet.server.members import Device, Roster, digests
+from strata.fleet.server.messages import Answer, Post, plain
+from strata.training import LocalTraining, Update
+
+if TYPE_CHECKING:
+    from strata.graph import ChannelGraph, Cut
+
+Say = Callable[[str], None]
+MOST_DETAIL = 4000  # characters of a device's traceback
+
+
+@dataclass
+class Asked:
+    """A job that is with its device."""
+
+    index: int
+    job: TrainJob
+    name: str
+    token: str
+    until: float
+    again: bool = False  # all layers were sent once more, because the device had lost some
+
+
+class FlowerEngine:
+    """`names`: device number -> name. `home` does the server's own work, or is None where it has no data.
+
+    `needed`: updates, or a round is redone. `moving` False: devices keep their level, also where it was too much.
+    `robust`: what devices measure for evaluation is aggregated by medians, as their updates are.
+    """
+
+    def __init__(
+        self,
+        post: Post,
+        roster: Roster,
+        names: Sequence[str],
+        assignment: Assignment,
+        training: LocalTraining,
+        model: str,
+        *,
+        graph: ChannelGraph,
+        home: Engine | None,
+        deadline: float | None,
+        wait: float,
+        say: Say,
+        save: Callable[[], None],
+        needed: int = 1,
+        moving: bool = True,
+        robust: bool = False,
+    ) -> None:
+        self.post, self.roster, self.names, self._assignment = post, roster, list(names), assignment
+        self.training = {name: _plain(getattr(training, name)) for name in PLAIN}
+        self.model, self._home, self._deadline, self._wait = model, home, deadline, wait
+        self._needed, self._moving = needed, moving
+        self._gone: dict[str, float] = {}  # since when a device has not been connected
+        self.say, self._save, self._is_saved = say, save, False
+        self._survey = Survey(self, graph, robust)
+        self._frozen: dict[str, tuple[Any, dict[str, str]]] = {}  # cut -> the state it was taken from, digests
+
+    def run(self, jobs: Sequence[Any], state: Mapping[str, Tensor]) -> Iterator[Outcome]:
+        if not self._is_saved:  # the run's folder is there by now
+            self._save()
+            self._is_saved = True
+        if jobs and not isinstance(jobs[0], TrainJob):
+            if self._home is not None:
+                yield from self._home.run(jobs, state)
+            else:
+                yield from self._survey.run(jobs, state)
+            return
+        yield from self._train(jobs, state)
+
+    def close(self) -> None:
+        if self._home is not None:
+            self._home.close()
+
+    # --- training ----------------------------------------------------------------------------------------------
+
+    def _train(self, jobs: Sequence[TrainJob], state: Mapping[str, Tensor]) -> Iterator[Outcome]:
+        if not jobs:
+            return
+        able = [job.task.device for job in jobs if self._assignment.level(job.task.device) >= 0]
+        self.await_devices([self.names[number] for number in able], self._needed)
+        asked: dict[str, Asked] = {}  # by message
+        for index, job in enumerate(jobs):
+            problem = self._send(asked, Asked(index, job, self.names[job.task.device], "", self.until()), state)
+            if problem is not None:
+                yield Outcome(index, None, problem, sent=False)
+        while asked:
+            for answer in self.hear():
+                mine = asked.pop(answer.id, None)
+                if mine is not None:
+                    outcome = self._judge(asked, mine, answer, state)
+                    if outcome is not None:
+                        yield outcome
+            for id, mine in list(asked.items()):
+                gone = id not in self.post.open
+                if gone or time.monotonic() >= mine.until:
+                    del asked[id]
+                    reason = "disconnected" if gone else f"no answer within {self._deadline:g} s"
+                    yield Outcome(mine.index, None, reason)
+            if asked:
+                self.post.pause()
+
+    def _send(self, asked: dict[str, Asked], mine: Asked, state: Mapping[str, Tensor]) -> str | None:
+        """None, or why this device cannot be asked."""
+        task = mine.job.task
+        device = self.roster.devices.get(mine.name)
+        if device is None:
+            return "not connected"
+        if self._assignment.level(task.device) < 0:
+            return "has too little memory for any level"
+        busy = self.post.busy(device.node)
+        if busy is not None:
+            return f"still busy with round {busy.round}"
+        frozen = self._digests(task.cut, state)
+        held = frozenset() if mine.again else device.holds
+        mine.token = secrets.token_hex(16)
+        left = None if self._deadline is None else max(0.001, mine.until - time.monotonic())
+        data = codec.encode(
+            {
+                "what": "train", "model": self.model, "token": mine.token, "round": task.round,
+                "device": task.device, "lr": mine.job.lr, "seed": mine.job.seed, "training": self.training,
+                "cut": task.cut.to_json(), "levels": [cut.to_json() for cut in task.levels], "frozen": frozen,
+                "deadline": left,
+            },
+            {name: task.cut.extract_one(name, state[name]) for name in task.cut.shapes
+             if frozen.get(name) not in held},
+        )  # fmt: skip
+        id = self.post.send(device.node, "train", data, task.round, left)
+        if id is None:
+            return "the server could not send its task"
+        asked[id] = mine
+        return None
+
+    def _judge(
+        self, asked: dict[str, Asked], mine: Asked, answer: Answer, state: Mapping[str, Tensor]
+    ) -> Outcome | None:
+        """The job's outcome; None where the device is asked once more."""
+        try:
+            outcome, next_step = _read(mine, answer, state)
+        except Exception as error:  # what one device writes costs it its update, never the run
+            return Outcome(mine.index, None, plain(f"its answer cannot be read ({error!r})"))
+        if next_step == "move down":
+            return replace(outcome, reason=f"{outcome.reason}; {self._move_down(mine)}")
+        if next_step == "send all" and not mine.again:
+            mine.again = True
+            problem = self._send(asked, mine, state)
+            return None if problem is None else Outcome(mine.index, None, problem)
+        return outcome
+
+    def _move_down(self, mine: Asked) -> str:
+        """The device could not hold its level; what is said about it."""
+        if not self._moving:
+            said = "it keeps its level, and contributes nothing"
+        else:
+            device = mine.job.task.device
+            level = self._assignment.move_down(device, mine.job.task.round)
+            self._save()
+            size = f"of {self._assignment.levels[level]} bytes" if level >= 0 else ""
+            said = f"moved to the level {size}" if level >= 0 else "there is no smaller level for it"
+        self.say(f"{mine.name} ran out of memory: {said}")
+        return said
+
+    def _digests(self, cut: Cut, state: Mapping[str, Tensor]) -> dict[str, str]:
+        """Of the frozen parameters, once per cut and round."""
+        known = self._frozen.get(cut.hash)
+        if known is None or known[0] is not state:
+            self._frozen = {key: value for key, value in self._frozen.items() if value[0] is state}
+            made = {
+                name: codec.content_digest(cut.extract_one(name, state[name]))
+                for name in cut.shapes if name in cut.frozen
+            }  # fmt: skip
+            self._frozen[cut.hash] = known = (state, made)
+        return known[1]
+
+    # --- what training and surveying share ---------------------------------------------------------------------
+
+    def until(self) -> float:
+        return math.inf if self._deadline is None else time.monotonic() + self._deadline
+
+    def hear(self) -> Iterator[Answer]:
+        """New answers, other than to greetings; keeps in mind what devices say they hold."""
+        self.roster.refresh()
+        for answer in self.post.answers():
+            if answer.sent.what == "hello":
+                self.roster.take(answer)
+                continue
+            self._note_holdings(answer)
+            yield answer
+        now, here = time.monotonic(), self.roster.devices
+        self._gone = {name: self._gone.get(name, now) for name in self.names if name not in here}
+
+    def _note_holdings(self, answer: Answer) -> None:
+        if answer.packet is None or "holds" not in answer.packet.meta:
+            return
+        for name, device in self.roster.devices.items():
+            if device.node == answer.sent.node:
+                try:
+                    held = digests(answer.packet.meta["holds"])
+                except codec.Malformed:
+                    held = frozenset()
+                self.roster.devices[name] = replace(device, holds=held)
+                return
+
+    def await_devices(self, wanted: Sequence[str], needed: int) -> None:
+        """Until so many of these can be asked, or too many have been away for too long to wait for them: a broken
+        connection must not use up a round's attempts."""
+        needed = min(max(1, needed), len(wanted))
+        while True:
+            for _ in self.hear():
+                pass
+            free = [name for name in wanted if self.is_free(name)]
+            expected = [name for name in wanted if name not in free and self._is_expected(name)]
+            if len(free) >= needed or len(free) + len(expected) < needed:
+                return
+            self.post.pause()
+
+    def _is_expected(self, name: str) -> bool:
+        """It is away, or at earlier work, but has not been so for long."""
+        device = self.roster.devices.get(name)
+        busy = None if device is None else self.post.busy(device.node)
+        since = busy.at if busy is not None else self._gone.get(name, -math.inf)
+        return time.monotonic() < since + self._wait
+
+    def is_free(self, name: str) -> bool:
+        device = self.roster.devices.get(name)
+        return device is not None and self.post.busy(device.node) is None
+
+    def free_devices(self) -> list[tuple[int, Device]]:
+        return [(number, self.roster.devices[name]) for number, name in enumerate(self.names) if self.is_free(name)]
+
+
+def _read(mine: Asked, answer: Answer, state: Mapping[str, Tensor]) -> tuple[Outcome, str]:
+    """What the answer is, and what it asks for: to move the device down, to send all layers, or nothing."""
+    index, task = mine.index, mine.job.task
+    if answer.packet is None:
+        return Outcome(index, None, answer.error), ""
+    meta = answer.packet.meta
+    what = plain(meta.get("what"), 40)
+    if what == "failure":
+        failed = Outcome(index, None, plain(meta.get("reason")), _lines(meta.get("detail", "")))
+        return failed, "move down" if meta.get("kind") == "memory" else ""
+    if what != "update":
+        return Outcome(index, None, f"sent {what} in place of an update"), "send all" if what == "lacks" else ""
+    if meta.get("round") != task.round:  # as federation/checking will say, for which it needs no tensors
+        return Outcome(index, update_of(meta, {})), ""
+    if meta.get("token") != mine.token:
+        return Outcome(index, None, "answered another message"), ""
+    due = sum(state[name].element_size() * math.prod(task.cut.shapes[name]) for name in task.cut.trained)
+    if len(answer.packet.body) != due:  # said before it is copied: it may be anything that Flower carries
+        return Outcome(index, None, f"sent {len(answer.packet.body)} bytes of tensors, not {due}"), ""
+    return Outcome(index, update_of(meta, answer.packet.tensors())), ""
+
+
+def update_of(meta: Mapping[str, Any], tensors: dict[str, Tensor]) -> Update:
+    """As the device says; federation/checking believes none of it."""
+    said: Any = meta.get
+    loss = said("loss")
+    return Update(
+        round=said("round"), device=said("device"), tensors=tensors, samples=said("samples"),
+        loss=math.nan if loss is None else loss, peak_bytes=said("peak_bytes"), cut_hash=said("cut"),
+    )  # fmt: skip
+
+
+def _lines(detail: object) -> str:
+    """For the log: indented, so that no device can write lines that look like the log's own."""
+    return "\n".join(f"    {plain(line)}" for line in str(detail)[:MOST_DETAIL].splitlines())
+
+
+def _plain(value: Any) -> Any:
+    return list(value) if isinstance(value, tuple) else value

@@ -1,0 +1,155 @@
+"""Evaluation where the server has no data: every device on what it holds out, the counts summed at the server.
+
+First the devices measure batch norm's statistics of the model on some of their training images, and the server pools
+them; then all evaluate with the same statistics, which are also those of the final model.
+"""
+
+from __future__ import annotations
+
+import math
+import secrets
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from strata.engines.base import EngineFailed, Outcome
+from strata.federation.checking import is_count
+from strata.federation.jobs import EvaluateJob, FinishJob
+from strata.fleet.protocol import codec
+from strata.fleet.server.messages import plain
+from strata.fleet.server.pooled_statistics import pooled
+from strata.training.evaluation import Unit
+from strata.training.statistics import CALIBRATION_IMAGES
+
+if TYPE_CHECKING:
+    from strata.fleet.server.engine import FlowerEngine
+    from strata.fleet.server.members import Device
+    from strata.graph import ChannelGraph, Cut
+
+Read = Callable[[codec.Packet, "Device"], Any]
+
+
+class Survey:
+    """`robust`: no single device may set batch norm's statistics."""
+
+    def __init__(self, engine: FlowerEngine, graph: ChannelGraph, robust: bool = False) -> None:
+        self._engine, self._graph, self._robust = engine, graph, robust
+        self._measured: tuple[Mapping[str, Tensor], str, dict[str, Tensor]] | None = None
+
+    def run(self, jobs: Sequence[EvaluateJob | FinishJob], state: Mapping[str, Tensor]) -> Iterator[Outcome]:
+        for index, job in enumerate(jobs):
+            tensors = job.cut.extract(state)
+            if isinstance(job, FinishJob):
+                tensors |= self._statistics(job.cut, tensors, state, job.seed)
+                whole = {name: torch.zeros_like(tensor) for name, tensor in state.items()}
+                job.cut.scatter(whole, tensors)
+                yield Outcome(index, whole)
+                continue
+            if job.bn == "re-estimated":
+                tensors |= self._statistics(job.cut, tensors, state, job.seed)
+            found = self._ask(
+                "evaluate",
+                {"cut": job.cut.to_json(), "bn": job.bn},
+                tensors,
+                self._counts,
+                lambda device: device.held > 0,
+            )
+            if not found:
+                raise EngineFailed("no device could evaluate the model: resume the run when devices are there")
+            yield Outcome(index, [Unit(number, *counts) for number, counts in sorted(found.items())])
+
+    def _statistics(
+        self, cut: Cut, tensors: Mapping[str, Tensor], state: Mapping[str, Tensor], seed: int
+    ) -> dict[str, Tensor]:
+        if not self._graph.buffer_names:
+            return {}
+        if self._measured is None or self._measured[0] is not state or self._measured[1] != cut.hash:
+            meta = {"cut": cut.to_json(), "seed": seed}
+            found = self._ask("statistics", meta, tensors, lambda packet, who: self._buffers(packet, who, tensors))
+            if not found:
+                raise EngineFailed(
+                    "no device could measure batch norm's statistics: resume the run when devices are there"
+                )
+            self._measured = (state, cut.hash, pooled([found[number] for number in sorted(found)], self._robust))
+        return self._measured[2]
+
+    def _buffers(
+        self, packet: codec.Packet, device: Device, tensors: Mapping[str, Tensor]
+    ) -> tuple[int, dict[str, Tensor]]:
+        """With the weight of as many images as it can have used."""
+        images: Any = packet.meta.get("images")
+        if packet.meta.get("what") != "statistics" or not is_count(images) or images < 1:
+            raise codec.Malformed("sent no statistics")
+        if len(packet.body) != sum(tensors[name].nbytes for name in self._graph.buffer_names):
+            raise codec.Malformed("sent statistics of another size than it was asked for")
+        made = packet.tensors()
+        if set(made) != set(self._graph.buffer_names):
+            raise codec.Malformed("sent other statistics than it was asked for")
+        for name, value in made.items():
+            if value.dtype != tensors[name].dtype or value.shape != tensors[name].shape:
+                raise codec.Malformed(f"sent {name} in another form")
+            if not bool(torch.isfinite(value).all()):
+                raise codec.Malformed(f"sent {name} with values that are not finite")
+            if name.endswith("running_var") and bool((value < 0).any()):
+                raise codec.Malformed(f"sent {name} with negative variances")
+        return min(images, CALIBRATION_IMAGES, device.samples), made
+
+    def _counts(self, packet: codec.Packet, device: Device) -> tuple[float, tuple[int, ...], tuple[int, ...]]:
+        meta, classes = packet.meta, self._graph.classes
+        correct, counts, loss = meta.get("correct"), meta.get("counts"), meta.get("loss_sum")
+        for values in (correct, counts):
+            if not isinstance(values, list) or len(values) != classes:
+                raise codec.Malformed("sent no counts per class")
+            if not all(map(is_count, values)):
+                raise codec.Malformed("sent counts that are none")
+        assert isinstance(correct, list) and isinstance(counts, list)
+        if sum(counts) != device.held or any(a > b for a, b in zip(correct, counts, strict=True)):
+            raise codec.Malformed("sent counts that do not fit what it holds out")
+        if loss is not None and not (is_count(loss) or isinstance(loss, float)):
+            raise codec.Malformed("sent no loss")
+        return (math.nan if loss is None else float(loss)), tuple(correct), tuple(counts)
+
+    def _ask(
+        self, what: str, meta: Mapping[str, Any], tensors: Mapping[str, Tensor], read: Read,
+        who: Callable[[Device], bool] = lambda device: True,
+    ) -> dict[int, Any]:  # fmt: skip
+        """What each device that is free answers, by number; who cannot or does not is left out, and named."""
+        engine = self._engine
+        engine.await_devices(engine.names, 1)
+        until = engine.until()
+        asked: dict[str, tuple[int, Device, str]] = {}
+        for number, device in engine.free_devices():
+            if not who(device):
+                continue
+            token = secrets.token_hex(16)
+            left = None if until == math.inf else max(0.001, until - time.monotonic())
+            said = {"what": what, "model": engine.model, "token": token, "training": engine.training, "deadline": left}
+            id = engine.post.send(device.node, what, codec.encode({**said, **meta}, tensors), 0, left)
+            if id is not None:
+                asked[id] = (number, device, token)
+        found: dict[int, Any] = {}
+        while asked and time.monotonic() < until:
+            for answer in engine.hear():
+                if answer.id not in asked:
+                    continue
+                number, device, token = asked.pop(answer.id)
+                try:
+                    if answer.packet is None:
+                        raise codec.Malformed(answer.error)
+                    if answer.packet.meta.get("what") == "failure":
+                        raise codec.Malformed(plain(answer.packet.meta.get("reason")))
+                    if answer.packet.meta.get("token") != token:
+                        raise codec.Malformed("answered another message")
+                    found[number] = read(answer.packet, device)
+                except Exception as error:  # what one device writes never ends the run
+                    reason = str(error) if isinstance(error, codec.Malformed) else repr(error)
+                    engine.say(f"{device.name} takes no part in this evaluation: {plain(reason)}")
+            asked = {id: one for id, one in asked.items() if id in engine.post.open}
+            if asked:
+                engine.post.pause()
+        for _, device, _ in asked.values():
+            engine.say(f"{device.name} takes no part in this evaluation: no answer in time")
+        return found

@@ -1,0 +1,10 @@
+"""Cut any PyTorch model: find which channels hang together, take a part out, put it back."""
+
+from strata.graph.cut import Cut
+from strata.graph.graph import ChannelGraph
+from strata.graph.propagation import Pinned
+from strata.graph.rows import floor_of
+from strata.graph.sized import Ref, SizedOp
+from strata.graph.submodel import SubModel
+
+__all__ = ["ChannelGraph", "Cut", "Pinned", "Ref", "SizedOp", "SubModel", "floor_of"]

@@ -1,0 +1,146 @@
+"""From an unmodified nn.Module to two flat graphs of aten operations: one for training, one for evaluation.
+
+torch.export(strict=False) with a dynamic batch; anything that cannot be exported becomes one sentence.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx, nn
+
+from strata.core.errors import BadInput
+
+EXAMPLE_BATCH = 4  # not 1: torch.export would specialise on it
+
+
+@dataclass(frozen=True)
+class Exported:
+    """One mode of the model as an fx graph whose get_attr targets are state-dict names."""
+
+    graph: fx.Graph
+    output: fx.Node
+
+
+def export_model(model: nn.Module, input_shape: tuple[int, ...], training: bool) -> Exported:
+    example = torch.zeros(EXAMPLE_BATCH, *input_shape, dtype=_dtype(model), device=_device(model))
+    with _mode(model, training):
+        try:
+            program = torch.export.export(
+                model, (example,), dynamic_shapes=({0: torch.export.Dim.DYNAMIC},), strict=False
+            )
+            module = program.module(check_guards=False)
+        except Exception as error:
+            raise BadInput(_explain(model, error)) from error
+    graph = module.graph
+    _drop_assertions(graph)
+    placeholders = [node for node in graph.nodes if node.op == "placeholder"]
+    if len(placeholders) != 1:
+        raise BadInput(f"{_name(model)} takes {len(placeholders)} inputs; Strata needs a model of one input tensor.")
+    values = [v for v in _flat(graph.output_node().args) if isinstance(v, fx.Node)]
+    if len(values) != 1:
+        raise BadInput(
+            f"{_name(model)} returns {len(values)} tensors; Strata needs one tensor of class scores: wrap the model."
+        )
+    return Exported(graph, values[0])
+
+
+def check_model(model: nn.Module, input_shape: tuple[int, ...]) -> None:
+    """Refuse early, with a sentence, what cannot work: a wrong input shape, shared weights, no parameters."""
+    seen: dict[int, str] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        if id(parameter) in seen:
+            raise BadInput(
+                f"{_name(model)} shares one weight between {seen[id(parameter)]} and {name}; "
+                "Strata cuts each layer on its own: give them separate weights."
+            )
+        seen[id(parameter)] = name
+    if not seen:
+        raise BadInput(f"{_name(model)} has no parameters, so there is nothing to train.")
+    if not any(parameter.requires_grad for parameter in model.parameters()):
+        raise BadInput(f"all parameters of {_name(model)} have requires_grad=False, so there is nothing to train.")
+    shape = "x".join(map(str, input_shape))
+    example = torch.zeros(2, *input_shape, dtype=_dtype(model), device=_device(model))
+    with _mode(model, training=False), torch.no_grad():
+        try:
+            model(example)
+        except Exception as error:
+            raise BadInput(f"{_name(model)} fails on input {shape} (batch of 2): {_first_line(error)}.") from error
+
+
+@contextmanager
+def _mode(model: nn.Module, training: bool) -> Iterator[None]:
+    """The model in the wanted mode, and afterwards every submodule in the mode it had."""
+    before = [(module, module.training) for module in model.modules()]
+    model.train(training)
+    try:
+        yield
+    finally:
+        for module, flag in before:
+            module.training = flag
+
+
+def _drop_assertions(graph: fx.Graph) -> None:
+    """Guards and assertions check what export assumed of the full model; a submodel has other sizes."""
+    for node in reversed(list(graph.nodes)):
+        is_assertion = node.op == "call_module" or "assert" in str(node.target) or "sym_constrain" in str(node.target)
+        is_pure_size = node.op == "call_function" and (
+            getattr(node.target, "__module__", "") == operator.__name__ or "sym_size" in str(node.target)
+        )
+        unused_state = node.op == "get_attr"
+        if not node.users and (is_assertion or is_pure_size or unused_state):
+            graph.erase_node(node)
+    left = [node for node in graph.nodes if node.op == "call_module"]
+    if left:
+        raise BadInput(f"the exported graph calls {left[0].target}, which Strata cannot read.")
+
+
+def _explain(model: nn.Module, error: Exception) -> str:
+    text = str(error)
+    kind = type(error).__name__
+    data_dependent = "DataDependent" in kind or "data-dependent" in text or "Could not guard" in text
+    place = _user_line(text)
+    if data_dependent:
+        return (
+            f"{_name(model)} decides by the values of a tensor which way to go (data-dependent control flow){place}; "
+            "Strata needs a network whose operations do not depend on the data."
+        )
+    return f"{_name(model)} cannot be exported by torch.export ({kind}: {_first_line(error)}){place}."
+
+
+def _user_line(text: str) -> str:
+    lines = [line.strip() for line in text.splitlines() if line.strip().startswith("File ")]
+    outside = [line for line in lines if "/torch/" not in line]
+    return f" at {outside[-1].removesuffix(', in forward')}" if outside else ""
+
+
+def _first_line(error: Exception) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return (lines[0] if lines else type(error).__name__).rstrip(".")
+
+
+def _name(model: nn.Module) -> str:
+    return type(model).__name__
+
+
+def _dtype(model: nn.Module) -> torch.dtype:
+    return next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.get_default_dtype())
+
+
+def _device(model: nn.Module) -> torch.device:
+    return next((p.device for p in model.parameters()), torch.device("cpu"))
+
+
+def _flat(value: Any) -> Iterator[Any]:
+    if isinstance(value, (list, tuple)):
+        for item in value:
+            yield from _flat(item)
+    elif isinstance(value, dict):
+        yield from _flat(list(value.values()))
+    else:
+        yield value

@@ -1,0 +1,438 @@
+"""ChannelGraph: which channels of a model hang together, and the cuts that can be made of it."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, fx, nn
+
+from strata.core.errors import BadInput
+from strata.graph.channels import ALWAYS, Ids
+from strata.graph.cut import Cut, Kept
+from strata.graph.export import Exported, check_model, export_model
+from strata.graph.layers import find_layers
+from strata.graph.leaves import count_leaf_outputs, watch_leaf_modules
+from strata.graph.propagation import Pinned, Propagation, concrete_size
+from strata.graph.rows import Rows, Run
+from strata.graph.sized import SizedOp, sized_ops, static_of
+from strata.graph.submodel import SubModel
+from strata.ops.resize import Along
+
+
+@dataclass(frozen=True)
+class Vector:
+    """Ids along one dim of a value, as positions in the table of all ids that occur."""
+
+    dim: int
+    slots: int  # index into ChannelGraph._vectors
+    batched: bool
+
+
+@dataclass(frozen=True)
+class Requirement:
+    """An input must be cut along dim from what it has to what the node needs."""
+
+    input: fx.Node
+    dim: int
+    have: int | None  # vector; None: the input is whole there
+    need: int
+
+
+@dataclass(frozen=True)
+class Mode:
+    """The training or the evaluation graph with its channels."""
+
+    graph: fx.Graph
+    output: fx.Node
+    vectors: dict[fx.Node, Any]  # Vector | None, or a list of them for operations with several outputs
+    requirements: dict[fx.Node, tuple[Requirement, ...]]
+
+
+class ChannelGraph:
+    def __init__(
+        self,
+        model: nn.Module,
+        input_shape: Sequence[int],
+        layers: Sequence[Sequence[str]] | None = None,
+        strict: bool = False,
+    ) -> None:
+        self.input_shape = tuple(input_shape)
+        check_model(model, self.input_shape)
+        state = model.state_dict()
+        self.state_shapes = {name: tuple(t.shape) for name, t in state.items()}
+        self.state_dtypes = {name: t.dtype for name, t in state.items()}
+        self.parameter_names = tuple(name for name, _ in model.named_parameters())
+        self.fixed = frozenset(name for name, p in model.named_parameters() if not p.requires_grad)  # never trained
+        self.buffer_names = tuple(name for name in state if name not in set(self.parameter_names))
+        with watch_leaf_modules(model) as calls:
+            exported = {"train": export_model(model, self.input_shape, training=True)}
+        exported["eval"] = export_model(model, self.input_shape, training=False)
+        output_shape = exported["train"].output.meta["val"].shape
+        if len(output_shape) != 2:
+            sizes = ", ".join(["batch", *map(str, output_shape[1:])])
+            raise BadInput(f"{type(model).__name__} returns [{sizes}]; Strata needs class scores: [batch, classes].")
+        self.leaf_outputs = count_leaf_outputs(exported["train"].graph, calls)
+        self.constants = _constants(exported.values(), set(state))
+        shapes = {**self.state_shapes, **{name: tuple(t.shape) for name, t in self.constants.items()}}
+        propagation = Propagation(shapes, self.parameter_names)
+        for one in exported.values():
+            propagation.walk(one.graph, one.output)
+        propagation.settle()
+        self.pinned: tuple[Pinned, ...] = tuple(propagation.pinned)
+        if strict and self.pinned:
+            raise BadInput(f"Strata has no rule for {self.pinned[0]}, and strict=True forbids to keep it whole.")
+        self._compile(propagation, exported)
+        found = find_layers(
+            exported["train"].graph,
+            {n: s for n, s in propagation.source_nodes.items() if n.graph is exported["train"].graph},
+            {name for name, classes in self._source_classes.items() if any(c != ALWAYS for c in classes)},
+            self.parameter_names,
+            layers,
+        )
+        self.layer_names, self.layer_of = found.names, found.of_parameter
+        self.depth = len(found.names)
+        if not self.depth:
+            raise BadInput(f"{type(model).__name__} has no layer that can be cut before its classifier.")
+        self.classes = int(output_shape[-1])
+        self.hash = self._structural_hash()
+        self._full: Cut | None = None
+
+    # --- cuts --------------------------------------------------------------------------------------------------
+
+    def full(self) -> Cut:
+        if self._full is None:
+            self._full = self._cut(np.ones(self._leaf_count, dtype=bool), frozenset())
+        return self._full
+
+    def prefix(self, scale: float) -> Cut:
+        """The first floor(s * M) channels everywhere."""
+        return self._cut_runs(scale, lambda run, count: run.classes[:count])
+
+    def rolling(self, scale: float, shift: int) -> Cut:
+        """A window that starts at shift mod M and wraps round."""
+        return self._cut_runs(
+            scale, lambda run, count: [run.classes[(shift + i) % len(run.classes)] for i in range(count)]
+        )
+
+    def random(self, scale: float, generator: torch.Generator) -> Cut:
+        return self._cut_runs(
+            scale,
+            lambda run, count: [
+                run.classes[int(i)] for i in torch.randperm(len(run.classes), generator=generator)[:count]
+            ],
+        )
+
+    def slt(self, k_frozen: int, k_trained: int, scale: float) -> Cut:
+        """Layers up to k_trained whole, those up to k_frozen frozen, the rest (the head) a prefix of floor(s * M)."""
+        _check_scale(scale)
+        if not 0 <= k_frozen <= k_trained <= self.depth:
+            raise BadInput(
+                f"k_frozen={k_frozen}, k_trained={k_trained}: need 0 <= k_frozen <= k_trained <= {self.depth} layers."
+            )
+        wanted: dict[str, Iterable[int]] = {}
+        for name, classes in self._source_classes.items():
+            if self.layer_of[name] > k_trained:
+                row = self._rows.of_source[name]  # channels that meet each other (halves of a gate) count as one
+                chosen = {ALWAYS}
+                for piece in self._rows.pieces[name]:
+                    chosen.update(piece.classes[: piece.count(scale)])
+                wanted[name] = [leaf for leaf, c in zip(classes, row, strict=True) if c in chosen]
+        return self._cut(self._choose(wanted), self._layers_up_to(k_frozen))
+
+    def explicit(self, kept: Mapping[str, Sequence[int]], frozen: Iterable[str] = ()) -> Cut:
+        """Given output channels of given weights; what hangs together with them (a head, a group) must be kept whole.
+
+        Weights that are not named keep all their channels."""
+        wanted: dict[str, Iterable[int]] = {}
+        for name, indices in kept.items():
+            if name not in self._source_classes:
+                raise BadInput(f"{name} is not a weight whose outputs can be chosen; see ChannelGraph.sources.")
+            classes = self._source_classes[name]
+            if any(not 0 <= i < len(classes) for i in indices) or not len(indices):
+                raise BadInput(f"{name} has outputs 0..{len(classes) - 1}; keep at least one, and none beyond.")
+            chosen = {classes[i] for i in indices}
+            missing = [i for i, c in enumerate(classes) if c in chosen and i not in set(indices)]
+            pinned = [i for i, c in enumerate(classes) if c == ALWAYS and i not in set(indices)]
+            if missing or pinned:
+                raise BadInput(
+                    f"output {(missing or pinned)[0]} of {name} hangs together with those kept: keep it too."
+                )
+            wanted[name] = chosen
+        return self._cut(self._choose(wanted), frozenset(frozen))
+
+    def freeze(self, cut: Cut, k_frozen: int) -> Cut:
+        """The same cut with layers 1..k_frozen frozen, for methods of your own (docs/methods.md)."""
+        return cut.with_frozen(self._layers_up_to(k_frozen) | self.fixed)
+
+    @property
+    def sources(self) -> tuple[str, ...]:
+        """The weights whose output channels a cut may choose."""
+        return tuple(self._source_classes)
+
+    @property
+    def widths(self) -> tuple[int, ...]:
+        """Distinct numbers of choosable outputs of the layers: a scale matters only through floor(s * M)."""
+        return self._rows.widths
+
+    @property
+    def runs(self) -> tuple[Run, ...]:
+        return self._rows.runs
+
+    # --- what runs ---------------------------------------------------------------------------------------------
+
+    def submodel(self, cut: Cut, state: Mapping[str, Tensor] | None = None) -> SubModel:
+        """The small network, with the same parameter names. `state` is what cut.extract() gave."""
+        return SubModel(self, cut, self.kept_table(cut), state)
+
+    def sized(self, cut: Cut, batch_size: int, mode: str = "train") -> list[SizedOp]:
+        """Every value of the cut graph with its shape, in execution order, for counting costs."""
+        return sized_ops(self, cut, self.kept_table(cut), batch_size, mode)
+
+    def kept_table(self, cut: Cut) -> KeptTable:
+        """For each vector of ids, which are kept. Refuses a cut that was not made for this model."""
+        if cut.graph_hash != self.hash:
+            raise BadInput(f"the cut is for a model of structure {cut.graph_hash}; this one is {self.hash}.")
+        if cut not in self._tables:
+            wanted = {
+                name: [c for c, keep in zip(classes, self._mask_of(cut, name), strict=True) if keep]
+                for name, classes in self._source_classes.items()
+            }
+            if self._cut(self._choose(wanted), cut.frozen) != cut:
+                raise BadInput("the cut keeps channels that do not hang together in this model.")
+        return self._tables[cut]
+
+    def cut_constants(self, table: KeptTable) -> dict[str, Tensor]:
+        """Tensors outside the state dict (a fixed position code), cut: every device can make them itself."""
+        cut = {}
+        for name, value in self.constants.items():
+            for dim, v in enumerate(self._state_vectors[name]):
+                if v is not None and not table.masks[v].all():
+                    value = value.index_select(dim, torch.from_numpy(np.flatnonzero(table.masks[v])))
+            cut[name] = value.clone()
+        return cut
+
+    def constant_shape(self, name: str, table: KeptTable) -> tuple[int, ...]:
+        shape = self.constants[name].shape
+        return tuple(
+            size if v is None else table.counts[v] for size, v in zip(shape, self._state_vectors[name], strict=True)
+        )
+
+    def static(self, mode: str) -> dict[fx.Node, Any]:
+        if mode not in self._static:
+            self._static[mode] = static_of(self._modes[mode].graph)
+        return self._static[mode]
+
+    # --- inside ------------------------------------------------------------------------------------------------
+
+    def _compile(self, propagation: Propagation, exported: Mapping[str, Exported]) -> None:
+        """Number all ids that occur: leaves first (slot 0 is ALWAYS), then meets, which list their leaves."""
+        channels = propagation.channels
+        table = _VectorTable()
+        self._modes: dict[str, Mode] = {}
+        self._state_vectors: dict[str, tuple[int | None, ...]] = {}
+        for name, shape in propagation.state_shapes.items():
+            along = propagation.state_ids.get(name, {})
+            self._state_vectors[name] = tuple(
+                table.add(channels.canonical(along[dim])) if dim in along else None for dim in range(len(shape))
+            )
+        for mode, one in exported.items():
+            self._modes[mode] = _compile_mode(one, propagation, table)
+        sources = {
+            name: channels.canonical(np.array(source.ids, dtype=np.int64))
+            for name, source in propagation.sources.items()
+        }
+        everything = [*table.vectors, *sources.values()]
+        ids = sorted({int(i) for vector in everything for i in np.unique(vector)})
+        leaves = sorted({leaf for i in ids for leaf in channels.leaves(i)} | {ALWAYS})
+        slot = {leaf: position for position, leaf in enumerate(leaves)}
+        meets = [i for i in ids if len(channels.leaves(i)) > 1]
+        slot.update({i: len(leaves) + position for position, i in enumerate(meets)})
+        self._leaf_count = len(leaves)
+        self._meets = [np.array([slot[leaf] for leaf in channels.leaves(i)]) for i in meets]
+        self._meet_edges = np.concatenate([[0], np.cumsum([len(m) for m in self._meets])]).astype(np.int64)
+        self._meet_leaves = np.concatenate(self._meets) if self._meets else np.zeros(0, dtype=np.int64)
+        self._vectors = [np.array([slot[int(i)] for i in vector]) for vector in table.vectors]
+        self._source_classes = {name: tuple(slot[int(i)] for i in ids) for name, ids in sources.items()}
+        self._source_dims = {name: source.dim for name, source in propagation.sources.items()}
+        concatenations = [
+            found[1] for found in (propagation.vector(labels) for labels in propagation.concatenations) if found
+        ]
+        joined = [np.array([slot[int(i)] for i in vector]) for vector in concatenations]
+        self._rows = Rows(self._source_classes, self._leaf_count, self._meets, self._vectors, joined)
+        self._tables: dict[Cut, KeptTable] = {}
+        self._static: dict[str, dict[fx.Node, Any]] = {}
+
+    def _cut_runs(self, scale: float, pick: Any) -> Cut:
+        _check_scale(scale)
+        if scale == 1:
+            return self.full()
+        leaves = np.ones(self._leaf_count, dtype=bool)
+        for run in self._rows.runs:
+            chosen = set(pick(run, run.count(scale)))
+            for c in run.classes:
+                if c not in chosen:
+                    leaves[self._rows.members[c]] = False
+        return self._cut(leaves, frozenset())
+
+    def _choose(self, wanted: Mapping[str, Iterable[int]]) -> np.ndarray:
+        """A leaf is kept if any weight that has it keeps it; weights that are not named keep all."""
+        owned = np.zeros(self._leaf_count, dtype=bool)
+        kept = np.zeros(self._leaf_count, dtype=bool)
+        for name, classes in self._source_classes.items():
+            own = list(classes)
+            owned[own] = True
+            kept[list(wanted.get(name, own))] = True
+        kept[~owned] = True
+        kept[ALWAYS] = True
+        return kept
+
+    def _evaluate(self, leaves: np.ndarray) -> list[np.ndarray]:
+        if len(self._meets):
+            meets = np.logical_and.reduceat(leaves[self._meet_leaves], self._meet_edges[:-1])
+            leaves = np.concatenate([leaves, meets])
+        return [leaves[vector] for vector in self._vectors]
+
+    def _cut(self, leaves: np.ndarray, frozen: frozenset[str]) -> Cut:
+        masks = self._evaluate(leaves)
+        indices: dict[int, Kept] = {}
+        for v, mask in enumerate(masks):
+            if not mask.any():
+                raise BadInput("the cut leaves a value without channels.")
+            indices[v] = None if mask.all() else tuple(np.flatnonzero(mask).tolist())
+        entries = tuple(
+            (name, tuple(None if v is None else indices[v] for v in self._state_vectors[name]))
+            for name in self.state_shapes
+        )
+        shapes = tuple(self.state_shapes.values())
+        cut = Cut(self.hash, entries, shapes, frozenset(self.parameter_names), frozen | self.fixed)
+        if len(self._tables) >= 64:  # random cuts come without end
+            self._tables.pop(next(iter(self._tables)))
+        self._tables[cut] = KeptTable(masks)
+        return cut
+
+    def _layers_up_to(self, k: int) -> frozenset[str]:
+        return frozenset(name for name, layer in self.layer_of.items() if layer <= k)
+
+    def _mask_of(self, cut: Cut, source: str) -> np.ndarray:
+        dim = self._source_dims[source]
+        kept = cut.kept[source][dim]
+        mask = np.ones(self.state_shapes[source][dim], dtype=bool)
+        if kept is not None:
+            mask[:] = False
+            mask[list(kept)] = True
+        return mask
+
+    def _structural_hash(self) -> str:
+        digest = hashlib.sha256()
+        for mode in self._modes.values():
+            for node in mode.graph.nodes:
+                digest.update(f"{node.op} {node.name} {node.target} {node.args} {node.kwargs}\n".encode())
+        for name, shape in self.state_shapes.items():
+            digest.update(f"{name} {shape} {self.state_dtypes[name]} {self.layer_of.get(name)}\n".encode())
+        if self.fixed:
+            digest.update(f"fixed {sorted(self.fixed)}\n".encode())
+        return digest.hexdigest()[:16]
+
+    def mode(self, name: str) -> Mode:
+        return self._modes[name]
+
+
+class KeptTable:
+    """Masks of one cut, one per vector of ids."""
+
+    def __init__(self, masks: list[np.ndarray]) -> None:
+        self.masks = masks
+        self.counts = [int(mask.sum()) for mask in masks]
+
+    def along(self, vector: Vector | None) -> Along | None:
+        return None if vector is None else Along(vector.dim, self.masks[vector.slots], vector.batched)
+
+    def positions(self, requirement: Requirement) -> np.ndarray | None:
+        """Where, in what the input has kept, the node's needs are; None if it needs all."""
+        need = self.masks[requirement.need]
+        have = np.ones_like(need) if requirement.have is None else self.masks[requirement.have]
+        needed = need[have]
+        return None if needed.all() else np.flatnonzero(needed)
+
+
+class _VectorTable:
+    def __init__(self) -> None:
+        self.vectors: list[Ids] = []
+        self._known: dict[bytes, int] = {}
+
+    def add(self, ids: Ids) -> int:
+        key = np.ascontiguousarray(ids, dtype=np.int64).tobytes()
+        if key not in self._known:
+            self._known[key] = len(self.vectors)
+            self.vectors.append(ids)
+        return self._known[key]
+
+
+def _compile_mode(exported: Exported, propagation: Propagation, table: _VectorTable) -> Mode:
+    vectors: dict[fx.Node, Any] = {}
+    requirements: dict[fx.Node, tuple[Requirement, ...]] = {}
+
+    def vector_of(labels: Any, value: Any) -> Vector | None:
+        found = propagation.vector(labels) if isinstance(labels, Tensor) else None
+        if found is None:
+            return None
+        dim, ids = found
+        batched = concrete_size(value.shape[dim], 2) != concrete_size(value.shape[dim], 3)
+        return Vector(dim, table.add(ids), batched)
+
+    for node in exported.graph.nodes:
+        if node in propagation.values:
+            labels, value = propagation.values[node], node.meta["val"]
+            if isinstance(labels, (list, tuple)):
+                vectors[node] = [vector_of(one, v) for one, v in zip(labels, value, strict=False)]
+            else:
+                vectors[node] = vector_of(labels, value)
+    for node, needs in propagation.required.items():
+        if node.graph is not exported.graph:
+            continue
+        wanted = []
+        for x, labels in needs:
+            need = propagation.vector(labels)
+            if need is None:
+                continue
+            have = vectors[x]
+            if have is not None and have.dim != need[0]:
+                raise AssertionError(f"{node} needs {x} cut along dim {need[0]}, but it varies along {have.dim}")
+            requirement = Requirement(x, need[0], None if have is None else have.slots, table.add(need[1]))
+            if requirement.have != requirement.need:
+                wanted.append(requirement)
+        requirements[node] = tuple(wanted)
+    return Mode(exported.graph, exported.output, vectors, requirements)
+
+
+def _constants(exported: Iterable[Exported], state: set[str]) -> dict[str, Tensor]:
+    """Tensors that a graph refers to but that are not in the state dict: non-persistent buffers, literals.
+
+    Export numbers literals anew in each mode: where the same name means something else, the later one is renamed."""
+    found: dict[str, Tensor] = {}
+    for one in exported:
+        module = one.graph.owning_module
+        for node in one.graph.nodes:
+            if node.op != "get_attr" or node.target in state:
+                continue
+            value: Any = module
+            for part in str(node.target).split("."):
+                value = getattr(value, part)
+            if not isinstance(value, Tensor):
+                raise BadInput(f"the model holds {node.target}, which is not a tensor Strata can read.")
+            name = str(node.target)
+            while name in found and not torch.equal(found[name], value):
+                name += "_"
+            node.target = name
+            found[name] = value.detach()
+    return found
+
+
+def _check_scale(scale: float) -> None:
+    if not 0 < scale <= 1:
+        raise BadInput(f"scale {scale} is not a share of the width: give more than 0 and at most 1.")

@@ -1,0 +1,165 @@
+"""SizedOp: one value of a cut graph with its shape. What costs are counted on, without building the submodel."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import Tensor, fx
+
+from strata.graph.cut import Cut
+from strata.graph.propagation import concrete_size
+from strata.graph.rewrite import steps
+from strata.ops.resize import Call
+
+if TYPE_CHECKING:
+    from strata.graph.graph import ChannelGraph, KeptTable, Mode
+
+Shape = tuple[int, ...]
+
+
+class Ref(NamedTuple):
+    """An argument that is another SizedOp's value."""
+
+    name: str
+
+
+@dataclass(slots=True)
+class SizedOp:
+    name: str
+    kind: str  # input, parameter, buffer, op, cut, output
+    target: Any
+    inputs: tuple[str, ...]
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    shape: Any  # tuple, or a list of tuples for operations with several outputs; None for sizes
+    dtype: torch.dtype | None
+    requires_grad: bool
+    state_name: str | None = None
+    module: str = ""
+    leaf_outputs: int = 0
+
+
+@dataclass
+class _Static:
+    """What does not change from cut to cut, per node."""
+
+    sizes: list[list[tuple[int, int]]]  # per output, per dim: (constant, per sample)
+    dtype: torch.dtype | None
+    is_list: bool
+    module: str
+    differentiable: bool
+
+
+def sized_ops(graph: ChannelGraph, cut: Cut, table: KeptTable, batch: int, mode_name: str) -> list[SizedOp]:
+    mode = graph.mode(mode_name)
+    static = graph.static(mode_name)
+    leaf_outputs = graph.leaf_outputs if mode_name == "train" else {}
+    parameters = set(graph.parameter_names)
+    ops: list[SizedOp] = []
+    needs_grad: dict[str, bool] = {}
+
+    def add(op: SizedOp) -> None:
+        ops.append(op)
+        needs_grad[op.name] = op.requires_grad
+
+    for node in mode.graph.nodes:
+        if node.op == "placeholder":
+            shape = (batch, *graph.input_shape)
+            add(SizedOp(node.name, "input", None, (), (), {}, shape, static[node].dtype, False))
+        elif node.op == "get_attr":
+            name = str(node.target)
+            kind = "parameter" if name in parameters else "buffer"
+            shape = cut.shapes[name] if name in cut.shapes else graph.constant_shape(name, table)
+            dtype = graph.state_dtypes.get(name) or graph.constants[name].dtype
+            trains = kind == "parameter" and name not in cut.frozen
+            add(SizedOp(node.name, kind, None, (), (), {}, shape, dtype, trains, name))
+    shapes: dict[str, Shape] = {}
+    for step in steps(mode, table):
+        node, one = step.node, static[step.node]
+        renamed: dict[fx.Node, str] = {}
+        for position, input_cut in enumerate(step.cuts):
+            name = f"{node.name}_cut_{position}"
+            before = renamed.get(input_cut.input, input_cut.input.name)
+            sizes = list(shapes.get(before) or _shape_of(mode, table, static, input_cut.input, batch)[0])
+            sizes[input_cut.dim] = len(input_cut.positions)
+            call = _real(input_cut.call(Ref(before)))
+            dtype = static[input_cut.input].dtype
+            add(SizedOp(name, "cut", call.target, (before,), call.args, {}, tuple(sizes), dtype, needs_grad[before]))
+            shapes[name] = tuple(sizes)
+            renamed[input_cut.input] = name
+        call = _real(step.call)
+        inputs = tuple(renamed.get(x, x.name) for x in node.all_input_nodes)
+        args, kwargs = fx.node.map_arg((call.args, call.kwargs), lambda n, r=renamed: Ref(r.get(n, n.name)))  # type: ignore[misc]
+        outputs = _shape_of(mode, table, static, node, batch)
+        requires_grad = one.differentiable and any(needs_grad[x] for x in inputs)
+        shape_field: Any = None if one.dtype is None else (outputs if one.is_list else outputs[0])
+        add(
+            SizedOp(
+                node.name,
+                "op",
+                call.target,
+                inputs,
+                args,
+                kwargs,
+                shape_field,
+                one.dtype,
+                requires_grad,
+                module=one.module,
+                leaf_outputs=leaf_outputs.get(node, 0),
+            )  # fmt: skip
+        )
+    output = mode.output.name
+    last = next(op for op in ops if op.name == output)
+    add(SizedOp("output", "output", None, (output,), (Ref(output),), {}, last.shape, last.dtype, last.requires_grad))
+    return ops
+
+
+def _real(call: Call) -> Call:
+    if call.target == "index_select":
+        return Call(torch.ops.aten.index_select.default, call.args, call.kwargs)
+    return call
+
+
+def _shape_of(mode: Mode, table: KeptTable, static: dict[fx.Node, _Static], node: fx.Node, batch: int) -> list[Shape]:
+    vectors = mode.vectors.get(node)
+    outputs = []
+    for position, sizes in enumerate(static[node].sizes):
+        shape = [constant + per_sample * batch for constant, per_sample in sizes]
+        vector = vectors[position] if isinstance(vectors, list) else vectors
+        if vector is not None:
+            count = table.counts[vector.slots]
+            shape[vector.dim] = count * batch // 2 if vector.batched else count
+        outputs.append(tuple(shape))
+    return outputs
+
+
+def static_of(graph: fx.Graph) -> dict[fx.Node, _Static]:
+    found: dict[fx.Node, _Static] = {}
+    for node in graph.nodes:
+        if node.op == "output":
+            continue
+        value = node.meta.get("val")
+        is_list = isinstance(value, (list, tuple))
+        tensors = [v for v in (value if is_list else [value]) if isinstance(v, Tensor)]
+        sizes = [[_linear(size) for size in t.shape] for t in tensors]
+        dtype = tensors[0].dtype if tensors else None
+        stack = node.meta.get("nn_module_stack")
+        module = list(stack.values())[-1][0] if stack else ""
+        continuous = dtype is not None and (dtype.is_floating_point or dtype.is_complex)
+        differentiable = continuous and not _cuts_gradient(node)
+        found[node] = _Static(sizes, dtype, is_list, module, differentiable)
+    return found
+
+
+def _cuts_gradient(node: fx.Node) -> bool:
+    name = str(node.target)
+    return any(word in name for word in ("detach", "_like", "bernoulli", "sign.", "floor.", "ceil.", "round."))
+
+
+def _linear(size: Any) -> tuple[int, int]:
+    if isinstance(size, int):
+        return size, 0
+    two, three = concrete_size(size, 2), concrete_size(size, 3)
+    return two - 2 * (three - two), three - two

@@ -1,0 +1,1 @@
+"""Finished runs as values: read, averaged over seeds, written as tables, drawn."""

@@ -1,0 +1,106 @@
+"""Maps as [devices, channels, height, width, batch]: what our own convolutions take (kernels/narrow.c)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from strata.graph.rewrite import Step
+from strata.ops.channels import argument
+from strata.training.kernels import convolution
+from strata.training.stepwise import take
+from strata.training.vectorised.common import add_common_rules
+from strata.training.vectorised.plan import Form, NotVectorisable, Plan, Run
+
+
+def _side_by_side(values: list[Tensor]) -> Tensor:
+    return torch.stack([value.permute(1, 2, 3, 0).contiguous() for value in values])
+
+
+def _channels(value: Tensor, devices: int, positions: Any) -> Tensor:
+    return take(value, 1, positions)
+
+
+def _features(value: Tensor, devices: int) -> Tensor:
+    return value.flatten(1, 3).transpose(1, 2)
+
+
+FORM = Form(_side_by_side, _channels, _features)
+add_common_rules(FORM)
+
+
+def _one(value: Any) -> int:
+    """A size that is the same in both directions."""
+    first, *others = (value,) if isinstance(value, int) else value
+    if any(other != first for other in others):
+        raise NotVectorisable("different sizes along height and width")
+    return int(first)
+
+
+@FORM.rule("conv2d")
+def _convolution(plan: Plan, step: Step, maps: dict[Any, bool]) -> Run:
+    node, call = step.node, step.call
+    groups = call.args[6] if len(call.args) > 6 else call.kwargs.get("groups", 1)
+    padding = argument(node, 4, "padding", 0)
+    if not maps[node.args[0]] or isinstance(padding, str) or groups != 1 or _one(argument(node, 5, "dilation", 1)) != 1:
+        raise NotVectorisable("a convolution that is grouped, dilated or padded by name, or not of maps")
+    get, stride, padding = plan.input(step, node.args[0]), _one(argument(node, 3, "stride", 1)), _one(padding)
+    weight, bias = plan.parameter(node.args[1]), argument(node, 2, "bias")
+    maps[node] = True
+    if bias is None:
+        return lambda v: convolution(get(v), v[weight].unflatten(0, (plan.devices, -1)), stride, padding)
+    added = plan.parameter(bias)
+    return lambda v: (
+        convolution(get(v), v[weight].unflatten(0, (plan.devices, -1)), stride, padding)
+        + v[added].view(plan.devices, -1, 1, 1, 1)
+    )
+
+
+@FORM.rule("batch_norm")
+def _batch_norm(plan: Plan, step: Step, maps: dict[Any, bool]) -> Run:
+    """Over all of a channel, which lies in one piece."""
+    node = step.node
+    get = plan.input(step, node.args[0])
+    if not maps[node.args[0]] or not node.args[5]:
+        raise NotVectorisable("batch norm of features, or with fixed statistics")
+    scale, shift = (None if p is None else plan.parameter(p) for p in node.args[1:3])
+    eps: Any = node.args[7]
+    maps[node] = True
+
+    def run(v: Any) -> Tensor:
+        x = get(v)
+        flat = x.reshape(1, x.shape[0] * x.shape[1], -1)
+        weight, bias = (None if name is None else v[name] for name in (scale, shift))
+        return functional.batch_norm(flat, None, None, weight, bias, True, 0.0, eps).view(x.shape)
+
+    return run
+
+
+@FORM.rule("avg_pool2d")
+def _average(plan: Plan, step: Step, maps: dict[Any, bool]) -> Run:
+    """Windows that tile the map."""
+    node = step.node
+    size = _one(node.args[1])
+    stride = argument(node, 2, "stride") or size
+    height, width = node.meta["val"].shape[2:]
+    before = node.args[0].meta["val"].shape[2:]  # type: ignore[union-attr]
+    if not maps[node.args[0]] or len(node.args) > 3 or node.kwargs or _one(stride) != size:
+        raise NotVectorisable("pooling over windows that overlap or are padded")
+    if tuple(before) != (height * size, width * size):
+        raise NotVectorisable("pooling that leaves positions over")
+    get = plan.input(step, node.args[0])
+    maps[node] = True
+    return lambda v: get(v).unflatten(3, (-1, size)).unflatten(2, (-1, size)).mean((3, 5))
+
+
+@FORM.rule("adaptive_avg_pool2d")
+def _global_average(plan: Plan, step: Step, maps: dict[Any, bool]) -> Run:
+    node = step.node
+    if not maps[node.args[0]] or _one(node.args[1]) != 1:
+        raise NotVectorisable("adaptive pooling to more than one position")
+    get = plan.input(step, node.args[0])
+    maps[node] = True
+    return lambda v: get(v).mean((2, 3), keepdim=True)

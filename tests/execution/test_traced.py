@@ -1,0 +1,83 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from strata.execution import measure, memory, trace
+from strata.execution.simulated import peak
+from strata.graph import ChannelGraph
+from strata.ops.bytes import RULES, NoRule
+from tests.networks import graph_of
+
+torch.set_num_threads(1)
+
+
+@pytest.mark.parametrize("name", ["resnet20", "mobilenet", "gated", "hf_resnet_bottleneck", "hf_convnext", "hf_vit"])
+def test_tracing_agrees_with_real_training(name: str) -> None:
+    graph = graph_of(name)
+    third = graph.depth // 3
+    for cut in (graph.full(), graph.slt(third, third + 1, 0.5)):
+        model = graph.submodel(cut)
+        measured = measure(model, graph.input_shape, 8, graph.classes).peak
+        assert trace(model, graph.input_shape, 8, graph.classes) == pytest.approx(measured, rel=0.005)
+
+
+class Unusual(nn.Module):
+    """Operators the closed form has no rule for; `overwrite`: one that works in place, which it cannot learn either."""
+
+    def __init__(self, overwrite: bool) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(3, 16, 3, padding=1)
+        self.conv = nn.Conv2d(16, 16, 3, padding=1)
+        self.classifier = nn.Linear(16, 10)
+        self.overwrite = overwrite
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = functional.gelu(self.stem(x))
+        x = x.cumsum_(2) if self.overwrite else x.cumsum(2)
+        x = self.conv(x)
+        if not self.overwrite:
+            x, _ = x.logcumsumexp(3).cummax(2)
+        return self.classifier(functional.instance_norm(x).mean((2, 3)))
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_operators_without_a_rule_are_learned_or_traced(overwrite: bool) -> None:
+    graph = ChannelGraph(Unusual(overwrite), (3, 16, 16))
+    ops = graph.sized(graph.full(), 8)
+    assert not all(op.target in RULES for op in ops if op.kind == "op")
+    if overwrite:
+        with pytest.raises(NoRule, match="cumsum_"):
+            peak(ops, 0, [])
+    else:
+        peak(ops, 0, [])
+    for cut in (graph.full(), graph.prefix(0.5), graph.slt(1, 1, 0.5)):
+        for batch in (8, 3):
+            found = memory(graph, cut, batch, "peak")
+            measured = measure(graph.submodel(cut), graph.input_shape, batch, graph.classes).peak
+            assert 0.99 * measured <= found.total <= 1.03 * measured
+            assert found.total == found.weights + found.gradients + found.activations
+
+
+@pytest.mark.parametrize("name", ["resnet20", "gated", "hf_convnext", "hf_vit"])
+def test_learned_rules_agree_with_the_written_ones(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Forget every rule but those of in-place operators: what is learned instead gives the same bytes."""
+    graph = graph_of(name)
+    third = graph.depth // 3
+    for cut in (graph.full(), graph.slt(third, third + 1, 0.5)):
+        expected = memory(graph, cut, 4, "peak").total
+        with monkeypatch.context() as patch:
+            for target in list(RULES):
+                if getattr(target, "_schema", None) is not None and not target._schema.is_mutable:
+                    patch.delitem(RULES, target)
+            assert memory(graph, cut, 4, "peak").total == pytest.approx(expected, rel=0.01)
+
+
+def test_tracing_allocates_nothing_and_leaves_the_module_alone() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.Flatten(), nn.Linear(8 * 62 * 62, 10))
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    huge = trace(model, (3, 64, 64), 1_000_000, 10)  # terabytes
+    assert huge > 10**11
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
