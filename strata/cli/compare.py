@@ -15,7 +15,7 @@ from strata.core.errors import BadInput
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from strata.runs.compare import Row
+    from strata.results.comparison import Row
 
     Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]
 
@@ -71,16 +71,21 @@ def show(rows: Sequence[Row], out: Path) -> None:
     from rich.markup import escape
     from rich.table import Table
 
+    from strata.results.statistics import show_percent
+
     table = Table(title=f"accuracy, mean ± std over {len(rows[0].accuracies)} seed(s)")
     for name in ("method", "accuracy", "largest device", "upload", "download", "TFLOP", "seconds"):
         table.add_column(name, justify="left" if name == "method" else "right")
     for row in rows:
-        spread = "" if row.std is None else f" ± {100 * row.std:.2f}"
         table.add_row(
-            row.method, f"{100 * row.mean:.2f}{spread} %", show_bytes(row.peak_bytes),
-            show_bytes(round(row.upload_bytes)), show_bytes(round(row.download_bytes)),
-            f"{row.train_flops / 1e12:.3g}", f"{row.seconds:.1f}",
-        )  # fmt: skip
+            row.method,
+            f"{show_percent(row.mean, row.std)} %",
+            show_bytes(row.peak_bytes),
+            show_bytes(round(row.upload_bytes)),
+            show_bytes(round(row.download_bytes)),
+            f"{row.train_flops / 1e12:.3g}",
+            f"{row.seconds:.1f}",
+        )
     console = Console()
     console.print(table)
     console.print(escape(f"picture: {out / 'accuracy.png'} and {out / 'accuracy.svg'}"), soft_wrap=True)
