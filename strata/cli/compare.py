@@ -44,6 +44,7 @@ def run(args: argparse.Namespace) -> int:
     from strata.engines import EngineFailed
     from strata.federation import RoundFailed
     from strata.methods.choice import refuse_unused
+    from strata.results.comparison import write_comparison
     from strata.runs.compare import compare
     from strata.runs.request import Request
 
@@ -52,13 +53,14 @@ def run(args: argparse.Namespace) -> int:
     refuse_unused(asked, methods)
     out = Path(args.out)
     try:
-        rows = compare(
+        folders = compare(
             Request(**{**asked, "method": methods[0]}), methods, args.seeds, out, workers=args.workers,
             timeout=timeout, checkpoint_every=args.checkpoint_every, progress=not args.quiet, ray=ray,
         )  # fmt: skip
     except (RoundFailed, EngineFailed) as error:
         print(f"strata compare: {error}", file=sys.stderr)
         return 1
+    rows = write_comparison(folders, out)
     if args.json:
         print(json.dumps([row.to_json() for row in rows], indent=2))
     else:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from strata.core.files import write_json
 from strata.results.appearance import colours_of
 from strata.results.curves import Curve, over_rounds
 from strata.results.figures import band, figure
@@ -51,6 +52,14 @@ class Row:
             "rounds": list(self.curve.rounds),
             "curve": list(self.curve.mean),
         }
+
+
+def write_comparison(folders: Mapping[str, Sequence[Path]], out: Path) -> list[Row]:
+    """Of the finished runs of each method, one per seed: the rows, also as summary.json, and the picture."""
+    rows = [gather(method, of_seeds) for method, of_seeds in folders.items()]
+    write_json(out / "summary.json", [row.to_json() for row in rows])
+    draw(rows, out)
+    return rows
 
 
 def gather(method: str, folders: Sequence[Path]) -> Row:

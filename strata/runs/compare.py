@@ -1,4 +1,4 @@
-"""Several methods under the same budget, data and seeds: runs what is unfinished, then the table and the picture."""
+"""Several methods under the same budget, data and seeds: runs what is unfinished."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ from strata.engines.ray import Ray
 from strata.graph import ChannelGraph
 from strata.methods import METHODS
 from strata.methods.choice import OF_SOME
-from strata.results.comparison import Row, draw, gather
 from strata.runs.folder import differences
 from strata.runs.progress import display
 from strata.runs.request import Request, jsonable
@@ -38,8 +37,8 @@ def compare(
     checkpoint_every: int = 1,
     progress: bool = True,
     ray: Ray | None = None,
-) -> list[Row]:
-    """Runs go to out/METHOD/seed-N; finished ones are kept, half-finished ones resumed."""
+) -> dict[str, list[Path]]:
+    """Runs go to out/METHOD/seed-N; finished ones are kept, half-finished ones resumed. The folders of each method."""
     _check(methods, seeds)
     request.check_options()
     requests = [
@@ -76,10 +75,7 @@ def compare(
                 finally:
                     if engine is not shared:
                         engine.close()
-            rows = [gather(name, [_folder(out, name, request.seed + n) for n in range(seeds)]) for name in methods]
-            write_json(out / "summary.json", [row.to_json() for row in rows])
-            draw(rows, out)
-            return rows
+        return {name: [_folder(out, name, request.seed + n) for n in range(seeds)] for name in methods}
     finally:
         if shared is not None:
             shared.close()
