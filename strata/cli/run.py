@@ -6,7 +6,6 @@ import argparse
 import json
 import math
 import sys
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,14 +17,12 @@ from strata.cli.arguments import (
     constraints_of,
     parse_ratio,
     parse_shape,
-    show_bytes,
 )
 from strata.core.errors import BadInput
 from strata.core.paths import expanded
 
 if TYPE_CHECKING:
     from strata.engines.ray import Ray
-    from strata.runs import Result
 
     Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]
 
@@ -201,6 +198,7 @@ def run(args: argparse.Namespace) -> int:
     from strata.federation import RoundFailed
     from strata.methods.choice import refuse_unused
     from strata.runs.request import Request, launch
+    from strata.runs.summary import summarise
 
     folder = Path(args.resume or args.out)
     request = Request.of_folder(folder, asked) if args.resume else Request(**asked)
@@ -220,36 +218,3 @@ def run(args: argparse.Namespace) -> int:
     else:
         summarise(result)
     return 0
-
-
-def summarise(result: Result) -> None:
-    """The closing table."""
-    from rich.console import Console
-    from rich.markup import escape
-    from rich.table import Table
-
-    summary = result.summary
-    title = escape(f"{summary['method']}, seed {summary['seed']}: {result.out}")  # folders may be named [like tags]
-    table = Table(title=title, show_header=False)
-    per_class = [value for value in summary["per_class_accuracy"] if value is not None]
-    for name, value in (
-        ("accuracy", f"{summary['accuracy']:.2%} (batch norm {summary['bn']})"),
-        ("loss", "not finite" if summary["loss"] is None else f"{summary['loss']:.4f}"),
-        ("per class", f"{min(per_class):.1%} to {max(per_class):.1%}"),
-        ("rounds", str(summary["rounds"])),
-        ("largest device", f"{show_bytes(summary['peak_bytes'])} measured peak"),
-        ("upload", show_bytes(summary["upload_bytes"])),
-        ("download", show_bytes(summary["download_bytes"])),
-        ("training", f"{summary['train_flops'] / 1e12:.3g} TFLOP"),
-        ("updates dropped", str(summary["dropped"])),
-        *([("privacy", show_privacy(summary))] if "epsilon" in summary else []),
-        ("time", f"{summary['seconds']:.1f} s"),
-        ("model", str(result.out / "model.safetensors")),
-    ):
-        table.add_row(name, escape(value))
-    Console().print(table)
-
-
-def show_privacy(summary: Mapping[str, Any]) -> str:
-    bound = "no finite epsilon" if summary["epsilon"] is None else f"epsilon {summary['epsilon']:.3g}"
-    return f"{bound} at delta {summary['delta']:.2g}, for a device ({summary['accountant']})"

@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 
-from strata.core.errors import BadInput, Infeasible
+from strata.core.errors import BadInput, Infeasible, one_line
 from strata.data import FederatedData
 from strata.engines import Engine, EngineFailed
 from strata.federation import RoundFailed
@@ -79,7 +79,7 @@ def attempt(bench: Bench, job: Mapping[str, Any]) -> str | None:
     except Exception as error:
         traceback.print_exc()
         bench.close()
-        return f"{type(error).__name__}: {error}"
+        return one_line(error, kind=True)
 
 
 def main() -> int:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from torch import nn
 
-from strata.core.errors import BadInput
+from strata.core.errors import BadInput, one_line
 from strata.models.densenet import densenet40
 from strata.models.resnet import resnet20, resnet44, resnet56
 
@@ -57,7 +57,7 @@ def _find(name: str) -> Callable[..., object]:
         found: object = importlib.import_module(module_name)
     except Exception as error:
         raise BadInput(
-            f"cannot import {module_name!r} for the model {name!r} ({type(error).__name__}: {_line(error)}); "
+            f"cannot import {module_name!r} for the model {name!r} ({one_line(error, kind=True)}); "
             "modules are looked for in the current folder and on PYTHONPATH"
         ) from error
     for part in attribute.split("."):
@@ -73,7 +73,7 @@ def _call(name: str, make: Callable[..., object], classes: int | None) -> nn.Mod
     try:
         model = make(num_classes=classes) if classes is not None and _takes_classes(make) else make()
     except Exception as error:
-        raise BadInput(f"calling {name!r} to make the model raised {type(error).__name__}: {_line(error)}") from error
+        raise BadInput(f"calling {name!r} to make the model raised {one_line(error, kind=True)}") from error
     if not isinstance(model, nn.Module):
         raise BadInput(f"{name!r} must return a torch.nn.Module, not {type(model).__name__}")
     return model
@@ -85,8 +85,3 @@ def _takes_classes(make: Callable[..., object]) -> bool:
     except (TypeError, ValueError):  # builtins without a signature
         return False
     return any(p.name == "num_classes" or p.kind is p.VAR_KEYWORD for p in parameters)
-
-
-def _line(error: Exception) -> str:
-    """An error message in one line."""
-    return " ".join(str(error).split()) or "no message"

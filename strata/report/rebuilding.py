@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import PosixPath
 from typing import TYPE_CHECKING, Any
 
-from strata.core.errors import BadInput, Infeasible
+from strata.core.errors import BadInput, Infeasible, one_line
 from strata.results.reading import Run, listed, mapping, number, whole
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ UNFIT = (BadInput, Infeasible, ValueError, TypeError, LookupError, ArithmeticErr
 
 
 def _sentence(error: BaseException) -> str:
-    return " ".join(str(error).split())[:200].rstrip(".") or type(error).__name__
+    return one_line(error, 200).rstrip(".")
 
 
 class Missing(Exception):

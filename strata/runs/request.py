@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from safetensors.torch import load_file
 
-from strata.core.errors import BadInput
+from strata.core.errors import BadInput, one_line
 from strata.core.files import read_json, read_object, said_plainly
 from strata.core.seeds import derive
 from strata.data import FederatedData, ImageSet, hold_out, load
@@ -183,8 +183,7 @@ def load_weights(model: nn.Module, path: Path) -> None:
     except FileNotFoundError:
         raise BadInput(f"there is no file {path} to start from") from None
     except Exception as error:
-        text = " ".join(str(error).split())
-        raise BadInput(f"{path} does not hold weights for this model: {text[:300]}") from error
+        raise BadInput(f"{path} does not hold weights for this model: {one_line(error, 300)}") from error
 
 
 def launch(

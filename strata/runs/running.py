@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from strata.core.errors import BadInput
-from strata.core.interrupts import Interrupts
+from strata.core.processes import Interrupts
 from strata.core.sizes import several
 from strata.data import FederatedData, ImageSet, Partition, check_range, from_indices, hold_out, parse_partition
 from strata.engines import Engine, InlineEngine, LocalEngine, default_workers

@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any
 from safetensors.torch import load_file, save
 from torch import Tensor, nn
 
+from strata.core.errors import one_line
 from strata.core.files import read_json, write_atomic
-from strata.core.interrupts import Interrupts
+from strata.core.processes import Interrupts
 from strata.engines import Engine
 from strata.execution import flops
 from strata.federation.jobs import evaluate, final_state
@@ -190,9 +191,7 @@ class Session:
                 tracker.round(record)
             except Exception as error:  # a log elsewhere must not cost the run
                 self.trackers.remove(tracker)
-                self.folder.say(
-                    f"{type(tracker).__name__} stopped taking records: {' '.join(str(error).split())[:200]}"
-                )
+                self.folder.say(f"{type(tracker).__name__} stopped taking records: {one_line(error, 200)}")
 
     def _finish(self, state: FederationState) -> Result:
         """model.safetensors, which is what was evaluated, then summary.json."""

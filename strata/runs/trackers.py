@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
-from strata.core.errors import BadInput
+from strata.core.errors import BadInput, one_line
 
 SCALARS = ("accuracy", "train_loss", "lr", "step", "upload_bytes", "download_bytes", "train_flops", "peak_bytes")
 
@@ -28,7 +28,7 @@ def started(name: str, make: Callable[[], Tracker]) -> Tracker:
     try:
         return make()
     except Exception as error:
-        raise BadInput(f"{name} could not start: {' '.join(str(error).split())[:300]}") from error
+        raise BadInput(f"{name} could not start: {one_line(error, 300)}") from error
 
 
 class TensorBoard:

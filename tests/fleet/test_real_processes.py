@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file
 
 from strata.data import load, parse_partition
-from strata.fleet.device.own_data import holding_of
+from strata.fleet.device.own_data import load_own_data
 from strata.fleet.protocol.settings import DeviceSettings, RunSettings
 from strata.graph import ChannelGraph
 from strata.models.loading import load_model
@@ -123,7 +123,7 @@ def test_rogues_cost_their_own_updates_and_devices_evaluate(fleet: Loopback, tmp
 
     # the counts of all who hold something out, summed: the final model's own
     summary = json.loads((out / "summary.json").read_text())
-    parts = [holding_of(one).held for one in (honest, replaying, boasting)]
+    parts = [load_own_data(one).held for one in (honest, replaying, boasting)]
     images = torch.cat([part.images for part in parts if part is not None])
     labels = torch.cat([part.labels for part in parts if part is not None])
     model = load_model("resnet20", 10, (3, 32, 32))

@@ -16,7 +16,7 @@ from strata.fleet.protocol.settings import DeviceSettings
 
 
 @dataclass(frozen=True)
-class Holding:
+class OwnData:
     train: ImageSet
     held: ImageSet | None
     classes: int
@@ -30,7 +30,7 @@ class Holding:
         return self.train.shape
 
 
-def holding_of(settings: DeviceSettings) -> Holding:
+def load_own_data(settings: DeviceSettings) -> OwnData:
     data = load(settings.data, settings.data_dir)
     if settings.partition is None:
         own = np.arange(len(data.train))
@@ -40,10 +40,15 @@ def holding_of(settings: DeviceSettings) -> Holding:
     if len(kept) == 0:
         raise BadInput(f"device {settings.name} has no samples to train on: every device needs at least one")
     train = data.train.subset(kept)
-    return Holding(
-        train, data.train.subset(held) if len(held) else None, data.classes, tuple(data.train.mean),
-        tuple(data.train.std), data.augmentation, label_digest(data.class_names),
-    )  # fmt: skip
+    return OwnData(
+        train,
+        data.train.subset(held) if len(held) else None,
+        data.classes,
+        tuple(data.train.mean),
+        tuple(data.train.std),
+        data.augmentation,
+        label_digest(data.class_names),
+    )
 
 
 def label_digest(class_names: Sequence[str]) -> str:

@@ -13,9 +13,12 @@ from strata.runs.request import Request
 def fitted(request: Request, devices: int) -> Request:
     """As it is kept in the folder of a run on so many devices: levels in ascending order, no more devices than all."""
     return replace(
-        request, devices=devices, per_round=min(request.per_round, devices),
-        constraints=tuple(sorted(set(request.constraints))), budgets=tuple(sorted(set(request.budgets))),
-    )  # fmt: skip
+        request,
+        devices=devices,
+        per_round=min(request.per_round, devices),
+        constraints=tuple(sorted(set(request.constraints))),
+        budgets=tuple(sorted(set(request.budgets))),
+    )
 
 
 def request_of(folder: Path, given: Mapping[str, Any]) -> Request:

@@ -21,8 +21,8 @@ from strata.fleet.device.own_data import label_digest
 from strata.fleet.protocol.settings import RunSettings, Terms
 from strata.fleet.server.engine import FlowerEngine
 from strata.fleet.server.levels import Assignment, group, level_for, most_bytes, per_device
-from strata.fleet.server.members import Device, Kind, Roster, in_order
-from strata.fleet.server.messages import Post, names
+from strata.fleet.server.members import ConnectedDevices, DataKind, Device, in_order
+from strata.fleet.server.messages import Messenger, names
 from strata.fleet.server.resuming import fitted, request_of
 from strata.graph import ChannelGraph
 from strata.runs.folder import has_checkpoint, is_finished, refuse_used
@@ -41,7 +41,7 @@ Value = TypeVar("Value")
 
 
 @dataclass(frozen=True)
-class Reported:
+class ReportedSamples:
     """How many samples each device says it has, as a partition: which ones they are is the device's own business."""
 
     samples: tuple[int, ...]
@@ -54,7 +54,7 @@ class Reported:
         return np.broadcast_to(np.int64(0), (self.samples[device],))
 
 
-def conduct(grid: Grid, settings: RunSettings) -> Result | None:
+def run_on_fleet(grid: Grid, settings: RunSettings) -> Result | None:
     """The finished run, or None where it was finished before."""
     out = Path(settings.out)
     say = partial(print, flush=True)
@@ -75,18 +75,18 @@ def conduct(grid: Grid, settings: RunSettings) -> Result | None:
     if private:
         _check_privacy(request, terms)
 
-    post = Post(grid)
-    roster = Roster(post, request.model, say)
+    messenger = Messenger(grid)
+    connected = ConnectedDevices(messenger, request.model, say)
     wanted = None if saved is None else list(saved["names"])
     minimum = terms.minimum if wanted is None else min(terms.minimum, len(wanted))
-    roster.gather(minimum, terms.wait, wanted)
+    connected.gather(minimum, terms.wait, wanted)
 
-    data = request.load_data() if terms.evaluation == "server" else _unseen_data(roster, saved)
+    data = request.load_data() if terms.evaluation == "server" else _unseen_data(connected, saved)
     model = request.make_model(data, with_weights=not has_checkpoint(out))
     graph = ChannelGraph(model, data.input_shape)
-    roster.structure = graph.hash
-    roster.labels = label_digest(data.class_names) or _labels(roster, saved)
-    members = _members(roster, wanted, say)
+    connected.structure = graph.hash
+    connected.labels = label_digest(data.class_names) or _labels(connected, saved)
+    members = _members(connected, wanted, say)
     request, assignment = _levels(request, settings, graph, members, saved, say)
     if private:  # a level that depends on who was asked before is not covered by epsilon
         assignment.moves.clear()
@@ -97,8 +97,8 @@ def conduct(grid: Grid, settings: RunSettings) -> Result | None:
     else:
         fleet, samples = wanted or [], list(saved["samples"])
     request = fitted(request, len(fleet))
-    roster.allowed = frozenset(fleet)
-    roster.devices = {name: device for name, device in roster.devices.items() if name in roster.allowed}
+    connected.allowed = frozenset(fleet)
+    connected.devices = {name: device for name, device in connected.devices.items() if name in connected.allowed}
     say(f"{len(fleet)} devices: {names(fleet)}; levels of {', '.join(map(str, assignment.levels)) or 'one size'} bytes")
 
     base = request.make_method(graph)
@@ -107,31 +107,59 @@ def conduct(grid: Grid, settings: RunSettings) -> Result | None:
     at_home = terms.evaluation == "server"
     home = make_engine(model, rest, training, settings.workers, held=held, graph=graph) if at_home else None
     facts = {
-        "names": fleet, "samples": samples, **asdict(terms), "classes": data.classes,
-        "input": list(data.input_shape), "mean": list(data.train.mean), "std": list(data.train.std),
-        "augmentation": data.augmentation, "labels": roster.labels,
-    }  # fmt: skip
+        "names": fleet,
+        "samples": samples,
+        **asdict(terms),
+        "classes": data.classes,
+        "input": list(data.input_shape),
+        "mean": list(data.train.mean),
+        "std": list(data.train.std),
+        "augmentation": data.augmentation,
+        "labels": connected.labels,
+    }
 
     def save() -> None:
         write_json(out / FILE, {**facts, **assignment.to_json()})
 
     robust = parse_aggregation(request.aggregation)
     engine = FlowerEngine(
-        post, roster, fleet, assignment, training, request.model, home=home, deadline=terms.deadline,
-        wait=terms.wait, say=say, save=save, graph=graph, moving=not private,
-        needed=updates_needed(request.quorum, robust), robust=robust is not None,
-    )  # fmt: skip
+        messenger,
+        connected,
+        fleet,
+        assignment,
+        training,
+        request.model,
+        home=home,
+        deadline=terms.deadline,
+        wait=terms.wait,
+        say=say,
+        save=save,
+        graph=graph,
+        moving=not private,
+        needed=updates_needed(request.quorum, robust),
+        robust=robust is not None,
+    )
 
     def adjusted(method: Method, round: int) -> Method:
         return per_device(method, base, assignment.at(round))
 
     try:
         return run(
-            model, data, per_device(base, base, assignment.start), out=out, rounds=request.rounds,
-            devices=len(fleet), partition=Reported(tuple(samples)), training=training, engine=engine,
-            resume=settings.resume, progress=True, request=jsonable(request),
-            adjusted=None if private else adjusted, **request.run_options(),
-        )  # fmt: skip
+            model,
+            data,
+            per_device(base, base, assignment.start),
+            out=out,
+            rounds=request.rounds,
+            devices=len(fleet),
+            partition=ReportedSamples(tuple(samples)),
+            training=training,
+            engine=engine,
+            resume=settings.resume,
+            progress=True,
+            request=jsonable(request),
+            adjusted=None if private else adjusted,
+            **request.run_options(),
+        )
     except KeyboardInterrupt:
         say(f"on this fleet that is: strata fleet run --out {out} --resume")
         raise
@@ -149,23 +177,25 @@ def _saved(file: Path) -> dict[str, Any]:
 
 def _check_privacy(request: Request, terms: Terms) -> None:
     if terms.evaluation == "devices":
-        raise BadInput("with differential privacy the server evaluates on data of its own: what devices count on "
-                       "theirs is not covered by epsilon; give --evaluation server")  # fmt: skip
+        raise BadInput(
+            "with differential privacy the server evaluates on data of its own: what devices count on "
+            "theirs is not covered by epsilon; give --evaluation server"
+        )
     if request.dp_seed is not None:  # a round run again may get other answers; equal noise would cancel out
         raise BadInput("on a real fleet the noise comes from the operating system: leave out --dp-seed")
 
 
-def _unseen_data(roster: Roster, saved: Mapping[str, Any] | None) -> FederatedData:
+def _unseen_data(connected: ConnectedDevices, saved: Mapping[str, Any] | None) -> FederatedData:
     """A stand-in for data that stays on the devices: classes and shape of most of them, no real image.
 
     Devices whose data is of another kind are left out when members are chosen. Of mean and standard deviation the
     medians, so that no single device can set them.
     """
     if saved is not None:
-        kind = Kind(saved["classes"], tuple(saved["input"]), saved["augmentation"])
+        kind = DataKind(saved["classes"], tuple(saved["input"]), saved["augmentation"])
         mean, std = saved["mean"], saved["std"]
     else:
-        devices = in_order(roster.devices.values())
+        devices = in_order(connected.devices.values())
         kind = _most([device.kind for device in devices], "the devices' data differ in classes, shape or augmentation")
         alike = [device for device in devices if device.kind == kind]
         if not any(device.held for device in alike):
@@ -174,18 +204,20 @@ def _unseen_data(roster: Roster, saved: Mapping[str, Any] | None) -> FederatedDa
             [round(median(values), 6) for values in zip(*(getattr(device, key) for device in alike), strict=True)]
             for key in ("mean", "std")
         )
-    roster.kind = kind
+    connected.kind = kind
     blank = ImageSet(
         torch.zeros(1, *kind.input, dtype=torch.uint8), torch.zeros(1, dtype=torch.int64), tuple(mean), tuple(std)
     )
     return FederatedData(blank, blank, "fleet", kind.classes, augmentation=kind.augmentation)
 
 
-def _labels(roster: Roster, saved: Mapping[str, Any] | None) -> str:
+def _labels(connected: ConnectedDevices, saved: Mapping[str, Any] | None) -> str:
     """How most devices number their classes, where the server does not know their names."""
     if saved is not None and "labels" in saved:
         return str(saved["labels"])
-    found = [device.labels for device in roster.devices.values() if device.labels and roster.misfit(device) is None]
+    found = [
+        device.labels for device in connected.devices.values() if device.labels and connected.misfit(device) is None
+    ]
     return _most(found, "the devices' classes have different names") if found else ""
 
 
@@ -200,10 +232,10 @@ def _most(values: Sequence[Value], differ: str) -> Value:
     return counted[0][0]
 
 
-def _members(roster: Roster, wanted: list[str] | None, say: Any) -> list[Device]:
-    found = in_order(roster.devices.values())
+def _members(connected: ConnectedDevices, wanted: list[str] | None, say: Any) -> list[Device]:
+    found = in_order(connected.devices.values())
     asked = [device for device in found if wanted is None or device.name in wanted]
-    reasons = {device.name: reason for device in asked if (reason := roster.misfit(device)) is not None}
+    reasons = {device.name: reason for device in asked if (reason := connected.misfit(device)) is not None}
     if len(reasons) == len(asked):
         raise BadInput(f"no device can take part: {'; '.join(list(reasons.values())[:3]) or 'none is there'}")
     for reason in reasons.values():
@@ -212,9 +244,13 @@ def _members(roster: Roster, wanted: list[str] | None, say: Any) -> list[Device]
 
 
 def _levels(
-    request: Request, settings: RunSettings, graph: ChannelGraph, members: list[Device],
-    saved: Mapping[str, Any] | None, say: Any,
-) -> tuple[Request, Assignment]:  # fmt: skip
+    request: Request,
+    settings: RunSettings,
+    graph: ChannelGraph,
+    members: list[Device],
+    saved: Mapping[str, Any] | None,
+    say: Any,
+) -> tuple[Request, Assignment]:
     """The request with its levels in ascending order, and which device has which."""
     if request.constraints:
         constraints = tuple(sorted(set(request.constraints)))

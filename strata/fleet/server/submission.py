@@ -9,13 +9,13 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from strata.core.children import Signals, Stopped
 from strata.core.errors import BadInput
 from strata.core.paths import expanded
-from strata.fleet.log_filter import PREFIX, Words
+from strata.core.processes import Stopped, stopped_by_signals
+from strata.fleet.app_bundle import bundle, bundle_hash
+from strata.fleet.log_filter import PREFIX, LogFilter
 from strata.fleet.protocol.settings import KEY, RunSettings
 from strata.fleet.security.addresses import Unreachable
-from strata.fleet.server.app_bundle import bundle, bundle_hash
 from strata.fleet.server.control import Access, Refused, connect
 
 PAUSE = 2.0  # seconds before looking for a server that has gone
@@ -55,8 +55,10 @@ def run_settings(args: argparse.Namespace, local: bool) -> RunSettings:
     out = out.absolute()
     asked = given(args)
     if args.levels is not None and (args.resume or "budgets" in asked or "constraints" in asked):
-        raise BadInput("--levels groups the devices' own budgets, when a run begins: leave it out with --budget, "
-                       "--constraint or --resume")  # fmt: skip
+        raise BadInput(
+            "--levels groups the devices' own budgets, when a run begins: leave it out with --budget, "
+            "--constraint or --resume"
+        )
     if args.resume:  # what was asked for at first is in the folder, which may be out of our sight
         request = jsonable(request_of(out, to_json(asked))) if local else to_json(asked)
     else:
@@ -69,10 +71,16 @@ def run_settings(args: argparse.Namespace, local: bool) -> RunSettings:
         asked_for.check_options()
         request = jsonable(asked_for)
     return RunSettings(
-        request=request, out=str(out), resume=args.resume, minimum=args.wait_for, wait=args.wait,
-        deadline=args.answer_deadline, evaluation=args.evaluation, workers=args.workers,
+        request=request,
+        out=str(out),
+        resume=args.resume,
+        minimum=args.wait_for,
+        wait=args.wait,
+        deadline=args.answer_deadline,
+        evaluation=args.evaluation,
+        workers=args.workers,
         levels=RunSettings.levels if args.levels is None else args.levels,
-    )  # fmt: skip
+    )
 
 
 def _refuse_server_data(asked: Mapping[str, Any]) -> None:
@@ -84,7 +92,7 @@ def _refuse_server_data(asked: Mapping[str, Any]) -> None:
 
 def submit(settings: RunSettings, access: Access, *, show: Callable[[str], None], say: Callable[[str], None]) -> Ending:
     """`show` takes the server app's output as it comes, `say` what happens to the run."""
-    with Signals():
+    with stopped_by_signals():
         with connect(access) as client:
             run_id = _start(client, settings)
         say(f"run {run_id} is with the server at {access.address}; Ctrl-C stops it")
@@ -118,7 +126,7 @@ def _follow(access: Access, run_id: int, show: Callable[[str], None], say: Calla
     from flwr.proto.control_pb2 import StreamLogsRequest
 
     latest = 0.0
-    words = Words(show)
+    log = LogFilter(show)
     away_since: float | None = None
     while True:
         try:
@@ -129,11 +137,11 @@ def _follow(access: Access, run_id: int, show: Callable[[str], None], say: Calla
                     away_since = None
                 with _closing(client.StreamLogs(StreamLogsRequest(run_id=run_id, after_timestamp=latest))) as stream:
                     for part in stream:
-                        words.hear(part.log_output)
+                        log.feed(part.log_output)
                         latest = max(latest, part.latest_timestamp)
                 ending = outcome(client, run_id)
                 if ending is not None:
-                    code = words.end()
+                    code = log.end()
                     return replace(ending, failure=code)
         except Refused as error:
             return Ending(run_id, "lost", str(error) if error.status == 401 else FORGOTTEN)

@@ -18,6 +18,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from strata.core.errors import one_line
+from strata.core.files import write_new
+
 POLL = 0.25  # seconds between a task's arrival and its start
 AWAY = 1.0  # seconds before asking again when there was no answer
 ACQUIRE = "/flwr.proto.Runtime/AcquireTask"
@@ -28,17 +31,12 @@ def new_secret(home: Path) -> Path:
     home.mkdir(parents=True, exist_ok=True)
     path = home / "executor.secret"
     path.unlink(missing_ok=True)
-    _write(path, secrets.token_bytes(32))
+    write_new(path, secrets.token_bytes(32))
     return path
 
 
-def _write(path: Path, content: bytes) -> None:
-    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-        file.write(content)
-
-
 @dataclass
-class Executor:
+class AppStarter:
     address: str  # of the runtime interface, on this machine
     task: str  # flwr-serverapp or flwr-clientapp: the kind, and the program
     secret: Path
@@ -48,7 +46,7 @@ class Executor:
 
     def start(self) -> None:
         # The client is made here, not in the thread: without a secret or certificate the process has to end.
-        threading.Thread(target=self._work, args=(self._client(),), name="strata-executor", daemon=True).start()
+        threading.Thread(target=self._work, args=(self._client(),), name="strata-app-starter", daemon=True).start()
 
     def _work(self, client: Any) -> None:
         """For ever. A task that cannot be started (no memory, no room on the disk) is given up, and the next one may
@@ -69,7 +67,7 @@ class Executor:
             except httpx.HTTPError:  # it is not up yet, or on its way down
                 time.sleep(AWAY)
             except Exception as error:
-                trouble = f"strata: {self.task} was not started: {type(error).__name__}: {error}"
+                trouble = f"strata: {self.task} was not started: {one_line(error, kind=True)}"
                 if trouble != said:
                     with contextlib.suppress(OSError):  # the log may be on the disk that is full
                         print(trouble, flush=True)
@@ -84,9 +82,11 @@ class Executor:
             master_secret=self.secret.read_bytes(), protected_methods=frozenset({ACQUIRE})
         )
         return RuntimeHttpClient.from_server_address(
-            self.address, self.authority is None, None if self.authority is None else self.authority.read_bytes(),
+            self.address,
+            self.authority is None,
+            None if self.authority is None else self.authority.read_bytes(),
             [RuntimeVersionHttpInterceptor(component_name="SuperExec"), signing],
-        )  # fmt: skip
+        )
 
     def _launch(self, token: str) -> None:
         """The token goes by a file: everybody can read a command line."""
@@ -94,12 +94,21 @@ class Executor:
         security = ["--insecure"] if self.authority is None else ["--root-certificates", str(self.authority)]
         program = Path(sysconfig.get_path("scripts")) / self.task
         try:
-            _write(file, token.encode())
+            write_new(file, token.encode())
             self.running[file] = subprocess.Popen(
-                [str(program), "--runtime-api-address", self.address, "--token-file", str(file), *security,
-                 "--parent-pid", str(os.getpid())],
-                stdin=subprocess.DEVNULL, umask=self.umask,
-            )  # fmt: skip
+                [
+                    str(program),
+                    "--runtime-api-address",
+                    self.address,
+                    "--token-file",
+                    str(file),
+                    *security,
+                    "--parent-pid",
+                    str(os.getpid()),
+                ],
+                stdin=subprocess.DEVNULL,
+                umask=self.umask,
+            )
         except BaseException:
             file.unlink(missing_ok=True)
             raise

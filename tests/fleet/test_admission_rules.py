@@ -16,7 +16,8 @@ import httpx
 from strata.core.errors import BadInput
 from strata.fleet.security.addresses import Address
 from strata.fleet.security.keys import KeyFolder, make_keys
-from strata.fleet.server import command as server
+from strata.fleet.server import admission
+from strata.fleet.server.admission import Admission
 from strata.fleet.server.control import Access
 
 
@@ -59,10 +60,10 @@ class World:
         self.registered = folder / "registered"
         self.control = Control()
         self.said: list[str] = []
-        self.roll = self.restarted()
+        self.admission = self.restarted()
 
-    def restarted(self) -> server.Roll:
-        return server.Roll(KeyFolder(self.registered.parent), Access(Address("localhost", 1), None, None), self.hear)
+    def restarted(self) -> Admission:
+        return Admission(KeyFolder(self.registered.parent), Access(Address("localhost", 1), None, None), self.hear)
 
     def hear(self, text: str) -> None:
         self.said.append(text)
@@ -70,7 +71,7 @@ class World:
     def look(self) -> list[str]:
         """What is said."""
         self.said.clear()
-        self.roll.look()
+        self.admission.look()
         return list(self.said)
 
 
@@ -82,7 +83,7 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
     def connect(access: Access) -> Iterator[Control]:
         yield world.control
 
-    monkeypatch.setattr(server, "connect", connect)
+    monkeypatch.setattr(admission, "connect", connect)
     return world
 
 
@@ -95,7 +96,7 @@ def test_a_key_that_was_shut_out_stays_out(world: World) -> None:
     (complaint,) = world.look()
     assert complaint == "registered/a.pub: this key was shut out, which is for good: make another"
     assert world.look() == [] and world.control.admitted() == ["b"]
-    world.roll = world.restarted()  # with the same database
+    world.admission = world.restarted()  # with the same database
     assert world.look() == [complaint, "admitted: b"]
 
 
@@ -116,7 +117,7 @@ def test_a_file_or_folder_that_cannot_be_read_shuts_nobody_out(world: World) -> 
     key.symlink_to("/nowhere")
     unreadable = "registered/a.pub cannot be read: this device is admitted, or not, as before"
     assert world.look() == [unreadable]
-    world.roll = world.restarted()
+    world.admission = world.restarted()
     assert world.look() == [unreadable, "admitted: a, b"]
     key.unlink()
     key.write_bytes(text)
