@@ -228,7 +228,7 @@ def rounded(seconds: float) -> float:
 
 
 def flops_of_tasks(method: Method, recomputed: Callable[[Cut], int] | None = None) -> Callable[[Task], int]:
-    """FLOPs per training sample of a task; of FjORD's levels, the mean. Remembered per shape."""
+    """FLOPs per training sample of a task, over its phases; of FjORD's levels, the mean. Remembered per shape."""
     known: dict[Any, int] = {}
 
     def of_cut(cut: Cut) -> int:
@@ -238,7 +238,10 @@ def flops_of_tasks(method: Method, recomputed: Callable[[Cut], int] | None = Non
         return known[key]
 
     def of_task(task: Task) -> int:
-        levels = task.levels or (task.cut,)
-        return sum(map(of_cut, levels)) // len(levels)
+        total = 0
+        for phase in task.phases:
+            levels = phase.levels or (phase.cut,)
+            total += sum(map(of_cut, levels)) // len(levels)
+        return total
 
     return of_task

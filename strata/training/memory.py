@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from strata.execution.measured import live_bytes, measure_step
-from strata.methods.base import Task
+from strata.methods.base import Phase, Task
+from strata.training.phases import settings_of
 from strata.training.settings import LocalTraining
 from strata.training.submodels import structure
 from strata.training.trainer import Trainer
@@ -21,21 +22,25 @@ _measured: weakref.WeakKeyDictionary[ChannelGraph, dict[Any, int]] = weakref.Wea
 
 
 def peak_bytes(graph: ChannelGraph, task: Task, images: Tensor, labels: Tensor, settings: LocalTraining) -> int:
-    """The highest live tensor bytes of this task's largest mini-batch, for FjORD over all its levels.
+    """The highest live tensor bytes of this task's largest mini-batch, over its phases and, for FjORD, its levels.
 
     Bytes follow from shapes, not from values, so each kind of task is measured once per process and remembered. The
     weights that the submodel holds are used up: call it after training.
     """
+    return max(_of_phase(graph, phase, images, labels, settings_of(phase, settings)) for phase in task.phases)
+
+
+def _of_phase(graph: ChannelGraph, phase: Phase, images: Tensor, labels: Tensor, settings: LocalTraining) -> int:
     known = _measured.setdefault(graph, {})
     size = min(settings.batch_size, len(labels))
-    kinds = tuple(structure(graph, cut) for cut in (task.cut, *task.levels))
+    kinds = tuple(structure(graph, cut) for cut in (phase.cut, *phase.levels))
     key = (kinds, size, settings)
     if key not in known:
         with torch.random.fork_rng(devices=[]):
             # copies: a view would count the whole data set that it looks into
             x = settings.augmented(images[:size].clone(), torch.Generator().manual_seed(0))
             y = labels[:size].clone()
-            trainer = Trainer(graph, task, settings, lr=0.01)
+            trainer = Trainer(graph, phase, settings, lr=0.01)
             x, y = trainer.outer.arranged(x), y.to(settings.device)
             trainer.step(x, y)  # momentum exists from the first step on
             known[key] = max(_peak(trainer, x, y, level) for level in range(len(trainer.levels)))

@@ -1,4 +1,4 @@
-"""One task's working set: the submodel, the optimizer, and what a mini-batch does to them."""
+"""One phase's working set: the submodel, the optimizer, and what a mini-batch does to them."""
 
 from __future__ import annotations
 
@@ -14,36 +14,36 @@ from strata.training.submodels import Warm, warm
 
 if TYPE_CHECKING:
     from strata.graph import ChannelGraph
-    from strata.methods.base import Task
+    from strata.methods.base import Phase
 
 
 class Trainer:
-    """Takes the weights that the task's warm submodel holds now.
+    """Takes the weights that the phase's warm submodel holds now.
 
     With levels (FjORD) one optimizer, on the device's largest cut, lives through all mini-batches. Coordinates outside
     a mini-batch's level get gradient zero, so their momentum decays and still moves them, as it does where one network
     is sliced in its forward pass.
     """
 
-    def __init__(self, graph: ChannelGraph, task: Task, settings: LocalTraining, lr: float) -> None:
+    def __init__(self, graph: ChannelGraph, phase: Phase, settings: LocalTraining, lr: float) -> None:
         self.settings = settings
-        self.names = task.cut.trained
-        self.outer = warm(graph, task.cut, settings.device)
+        self.names = phase.cut.trained
+        self.outer = warm(graph, phase.cut, settings.device)
         self.outer.module.train()
         self.parameters = [self.outer.parameters[name] for name in self.names]
         self.received = [p.detach().clone() for p in self.parameters] if settings.proximal else []
         self.optimizer = settings.new_optimizer(self.parameters, lr)
         self.levels = [
-            None if level == task.cut else (level.within(task.cut), warm(graph, level, settings.device))
-            for level in task.levels
+            None if level == phase.cut else (level.within(phase.cut), warm(graph, level, settings.device))
+            for level in phase.levels
         ] or [None]
         for level in self.levels:
             if level is not None:
                 level[1].module.train()
-        inner = [(cut, level[1]) for cut, level in zip(task.levels, self.levels, strict=False) if level is not None]
+        inner = [(cut, level[1]) for cut, level in zip(phase.levels, self.levels, strict=False) if level is not None]
         self.forwards = {
             small.module: forward_of(graph, cut, small.module, settings)
-            for cut, small in ((task.cut, self.outer), *inner)
+            for cut, small in ((phase.cut, self.outer), *inner)
         }
 
     def step(self, x: Tensor, y: Tensor, level: int = -1) -> float:

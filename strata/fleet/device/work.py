@@ -22,7 +22,7 @@ from strata.fleet.protocol import codec
 from strata.fleet.protocol.settings import DeviceSettings
 from strata.fleet.server.pooled_statistics import pooled
 from strata.graph import ChannelGraph, Cut
-from strata.methods.base import Task
+from strata.methods.base import Phase, Task
 from strata.models.loading import BUILT_IN, load_model
 from strata.planning.runtime import resident_bytes, tiny_step
 from strata.planning.verify import MARGIN
@@ -109,7 +109,8 @@ class Bench:
     def _train(self, packet: Packet, client: int) -> tuple[dict[str, Any], dict[str, Tensor]]:
         meta = packet.meta
         round, device, lr, seed = int(meta["round"]), int(meta["device"]), float(meta["lr"]), int(meta["seed"])
-        task = Task(round, device, self._cut(meta["cut"]), tuple(map(self._cut, meta["levels"])))
+        cut = self._cut(meta["cut"])
+        task = Task(round, device, cut, (Phase(cut, levels=tuple(map(self._cut, meta["levels"]))),))
         training = training_of(meta["training"])
         kept = FrozenLayers(self.settings.folder)
         tensors, lacking = kept.completed(task.cut, packet.tensors(), meta["frozen"])
