@@ -14,7 +14,7 @@ from strata.methods import Card, FedAvg, Method, Phase, Task
 from strata.runs.session import flops_of_tasks
 from strata.training import LocalTraining, peak_bytes, train_device
 from strata.training.loop import Draws
-from tests.methods.tiny import PAPER, samples, same_bits, tiny_graph, tiny_state, train
+from tests.methods.tiny import PAPER, same_bits, samples, tiny_graph, tiny_state, train
 
 GRAPH = tiny_graph()
 
