@@ -64,7 +64,7 @@ def load_folder(root: Path, size: int | None = None, seed: int = 0) -> Federated
         train, test = _hold_out_tenth(train, len(names), seed)
     if size is None:
         size = _common_size(path for path, _ in (*train, *test))
-    return _load(root, "folder", train, test, size, tuple(names), "tinyimagenet", None)
+    return _load(root, "folder", train, test, size, tuple(names), "pictures", None)
 
 
 def _hold_out_tenth(listing: Listing, classes: int, seed: int) -> tuple[Listing, Listing]:

@@ -68,7 +68,7 @@ def load_imagenet64(folder: Path) -> FederatedData:
         for part in ("train", "test")
     )
     return FederatedData(
-        images, test, name="imagenet64", classes=CLASSES, augmentation="tinyimagenet",
+        images, test, name="imagenet64", classes=CLASSES, augmentation="imagenet64",
     )  # fmt: skip
 
 
