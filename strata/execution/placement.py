@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from strata.execution.flops import forward_by_operation
+from strata.graph.inputs import InputSpec
 from strata.training.submodels import structure
 
 if TYPE_CHECKING:
@@ -55,10 +56,10 @@ _known: weakref.WeakKeyDictionary[ChannelGraph, dict[Any, Placement]] = weakref.
 
 def _place(graph: ChannelGraph, cut: Cut, segments: int | str, batch: int) -> Placement:
     module = graph.submodel(cut)
-    first = frozen_first(module, watch(module, graph.input_shape))
+    first = frozen_first(module, watch(module, graph.inputs))
     order = (*first, *(index for index in range(len(calls(module))) if index not in first))
     begin = len(first)
-    watched = watch(module, graph.input_shape, order)
+    watched = watch(module, graph.inputs, order)
     allowed = _allowed(watched, begin)
     cuts = _lowest(_costs(watched, allowed, batch / SAMPLES), len(allowed) if segments == "auto" else int(segments))
     positions = [allowed[index] for index in cuts]
@@ -119,7 +120,7 @@ def frozen_first(module: nn.Module, watched: Watched) -> list[int]:
     return list(early.values())
 
 
-def watch(module: nn.Module, input_shape: tuple[int, ...], order: Sequence[int] | None = None) -> Watched:
+def watch(module: nn.Module, inputs: InputSpec, order: Sequence[int] | None = None) -> Watched:
     """One forward pass of a SubModel in training mode. Its buffers move, so give it one that is not needed again."""
     graph: fx.Graph = module.train_graph  # type: ignore[assignment]
     nodes = calls(module)
@@ -140,9 +141,10 @@ def watch(module: nn.Module, input_shape: tuple[int, ...], order: Sequence[int] 
         return {number(one) for one in several if isinstance(one, Tensor)}
 
     batch: set[int] = set()
+    example = iter(inputs.example(SAMPLES))
     for node in graph.nodes:
         if node.op == "placeholder":
-            values[node] = torch.zeros(SAMPLES, *input_shape, dtype=_float(module))
+            values[node] = next(example)
             batch |= numbers_in(values[node])
         elif node.op == "get_attr":
             values[node] = _attribute(module, str(node.target))
@@ -189,10 +191,6 @@ def writes(node: fx.Node) -> bool:
 def _attribute(module: nn.Module, name: str) -> Any:
     *path, last = name.split(".")
     return getattr(module.get_submodule(".".join(path)), last)
-
-
-def _float(module: nn.Module) -> torch.dtype:
-    return next((p.dtype for p in module.parameters() if p.is_floating_point()), torch.float32)
 
 
 # --- where to cut ----------------------------------------------------------------------------------------------------

@@ -110,7 +110,7 @@ class Arguments:
 
 
 def arguments_of(model: nn.Module, inputs: InputSpec) -> Arguments:
-    """By the names of forward's parameters; in order, if forward takes any number of them or the model has one input."""
+    """By the names of forward's parameters; in order, if it takes any number of them or the model has one input."""
     signature = inspect.signature(model.forward)
     kinds = {parameter.kind for parameter in signature.parameters.values()}
     by_name = {p.name for p in signature.parameters.values() if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
