@@ -57,6 +57,10 @@ class Objective(ABC):
         """Refuses targets that a model with outputs [batch, *outputs] cannot learn; nothing is converted."""
 
     @abstractmethod
+    def example(self, samples: int, outputs: Sequence[int]) -> Tensor:
+        """Targets of the right kind, to measure a step with."""
+
+    @abstractmethod
     def check_sums(self, sums: Sums, samples: int, outputs: Sequence[int]) -> None:
         """ValueError unless these can be the sums over so many samples: a device of a fleet may write anything."""
 
@@ -95,6 +99,9 @@ class Classification(Objective):
             raise BadInput(
                 f"labels run from {low} to {high}; with {classes} classes they should be within 0 to {classes - 1}"
             )
+
+    def example(self, samples: int, outputs: Sequence[int]) -> Tensor:
+        return torch.zeros(samples, dtype=torch.int64)
 
     def check_sums(self, sums: Sums, samples: int, outputs: Sequence[int]) -> None:
         if set(sums) != {"correct", "counts"} or any(len(values) != outputs[-1] for values in sums.values()):
@@ -165,6 +172,9 @@ class Regression(Objective):
         if tuple(targets.shape[1:]) != tuple(outputs) and (targets.dim() != 1 or math.prod(outputs) != 1):
             wanted = ", ".join(["N", *map(str, outputs)])
             raise BadInput(f"targets are {_kind(targets)}; the model's outputs are [{wanted}]: give both one shape")
+
+    def example(self, samples: int, outputs: Sequence[int]) -> Tensor:
+        return torch.zeros(samples, *outputs)
 
     def check_sums(self, sums: Sums, samples: int, outputs: Sequence[int]) -> None:
         each = dict.fromkeys(("absolute", "squared", "targets", "squared_targets"), math.prod(outputs))

@@ -14,6 +14,7 @@ from strata.planning import plan
 from strata.planning.schedules import DEFAULT_PATIENCE
 from strata.planning.widths import largest_scale
 from strata.training.memory import measured_bytes
+from strata.training.workspace import Workspace
 
 if TYPE_CHECKING:
     from strata.graph import ChannelGraph
@@ -57,7 +58,9 @@ def method_named(
     sizes = [parse_bytes(budget) for budget in budgets]
     measured = None
     if sizes and training is not None and training.activation_checkpointing is not None and accounting is None:
-        measured = partial(measured_bytes, graph, settings=training)  # the closed form knows nothing of segments
+        measured = partial(
+            measured_bytes, Workspace(graph), settings=training
+        )  # the closed form knows nothing of segments
         if name == "fedavg" and (need := measured(graph.full())) > max(sizes):
             raise Infeasible(
                 f"fedavg trains the full model, which needs {need} bytes with activation checkpointing "

@@ -19,11 +19,11 @@ from strata.methods.base import Task
 from strata.training.kernels import own_convolutions
 from strata.training.memory import peak_bytes
 from strata.training.settings import LocalTraining, seeded
-from strata.training.submodels import warm
 from strata.training.trainer import Trainer
+from strata.training.workspace import Workspace
 
 if TYPE_CHECKING:
-    from strata.graph import ChannelGraph
+    from strata.data.samples import Batch, Samples
 
 
 @dataclass(frozen=True)
@@ -40,25 +40,24 @@ class Update:
 
 
 def train_device(
-    graph: ChannelGraph,
+    workspace: Workspace,
     task: Task,
     tensors: Mapping[str, Tensor],
-    images: Tensor,
-    labels: Tensor,
+    samples: Samples,
     settings: LocalTraining,
     lr: float,
     seed: int,
 ) -> Update:
-    """`tensors`: task.cut.extract(server state). `images` (uint8) and `labels`: the device's own. `seed`: the run's."""
-    if len(labels) == 0:
+    """`tensors`: task.cut.extract(server state). `samples`: the device's own. `seed`: the run's."""
+    if len(samples) == 0:
         raise BadInput(f"device {task.device} has no samples: every device needs at least one")
-    warm(graph, task.cut, settings.device).load(tensors)
-    trainer = Trainer(graph, task, settings, lr)
+    workspace.submodel(task.cut, settings.device).load(tensors)
+    trainer = Trainer(workspace, task, settings, lr)
     levels = generator(seed, "fjord level", task.round, task.device)
     total = 0.0
     dropout = seeded(settings.device, derive(seed, "dropout", task.round, task.device))
     with dropout, own_convolutions(settings.kernels):
-        for x, y in batches(images, labels, settings, seed, task):
+        for x, y in batches(samples, settings, seed, task):
             level = int(torch.randint(len(trainer.levels), (), generator=levels))
             total += trainer.step(x, y, level) * len(y)
     trainer.release()
@@ -69,19 +68,18 @@ def train_device(
             name: parameter.detach().clone(memory_format=torch.contiguous_format).cpu()
             for name, parameter in zip(task.cut.trained, trainer.parameters, strict=True)
         },
-        samples=len(labels),
-        loss=total / (settings.epochs * len(labels)),
-        peak_bytes=peak_bytes(graph, task, images, labels, settings),
+        samples=len(samples),
+        loss=total / (settings.epochs * len(samples)),
+        peak_bytes=peak_bytes(workspace, task, samples, settings),
         cut_hash=task.cut.hash,
     )
 
 
-def batches(
-    images: Tensor, labels: Tensor, settings: LocalTraining, seed: int, task: Task
-) -> Iterator[tuple[Tensor, Tensor]]:
+def batches(samples: Samples, settings: LocalTraining, seed: int, task: Task) -> Iterator[tuple[Batch, Tensor]]:
     """Every sample once per epoch, in random order; the last batch may be short."""
     order = generator(seed, "sample order", task.round, task.device)
     augmentation = generator(seed, "augmentation", task.round, task.device)
     for _ in range(settings.epochs):
-        for index in torch.randperm(len(labels), generator=order).split(settings.batch_size):
-            yield settings.augmented(images[index], augmentation), labels[index]
+        for index in torch.randperm(len(samples), generator=order).split(settings.batch_size):
+            batch = tuple(tensor[index] for tensor in samples.tensors)
+            yield settings.augmented(batch, augmentation), samples.targets[index]
