@@ -231,11 +231,11 @@ def summarise(result: Result) -> None:
     summary = result.summary
     title = escape(f"{summary['method']}, seed {summary['seed']}: {result.out}")  # folders may be named [like tags]
     table = Table(title=title, show_header=False)
-    per_class = [value for value in summary["per_class_accuracy"] if value is not None]
+    per_class = [value for value in summary.get("per_class_accuracy", ()) if value is not None]
     for name, value in (
         ("accuracy", f"{summary['accuracy']:.2%} (batch norm {summary['bn']})"),
         ("loss", "not finite" if summary["loss"] is None else f"{summary['loss']:.4f}"),
-        ("per class", f"{min(per_class):.1%} to {max(per_class):.1%}"),
+        *([("per class", f"{min(per_class):.1%} to {max(per_class):.1%}")] if per_class else []),
         ("rounds", str(summary["rounds"])),
         ("largest device", f"{show_bytes(summary['peak_bytes'])} measured peak"),
         ("upload", show_bytes(summary["upload_bytes"])),

@@ -83,7 +83,7 @@ def memory(
     try:
         found = peak(ops, weights, trained, momentum)
     except NoRule:
-        total = trace(graph.submodel(cut), graph.input_shape, batch_size, graph.classes, momentum)
+        total = trace(graph.submodel(cut), graph.inputs, batch_size, graph.classes, momentum)
         gradients = sum(trained) * (2 if momentum else 1)
         return Memory(total, weights, gradients, total - weights - gradients, accounting)
     return Memory(found.total, found.weights, found.gradients, found.activations, accounting)
@@ -92,7 +92,7 @@ def memory(
 def _in_parts(part: Memory, graph: ChannelGraph, cut: Cut, others: int) -> Memory:
     """A part of a batch, beside the gradients of the parts before it and the samples that wait: `others`."""
     gradients = _trained_bytes(graph, cut)
-    samples = others * (4 * prod(graph.input_shape) + 8)  # float32, and a label
+    samples = others * (graph.inputs.sample_bytes + 8)  # and a label
     return replace(
         part, total=part.total + gradients + samples, gradients=part.gradients + gradients,
         activations=part.activations + samples,

@@ -16,7 +16,7 @@ from __future__ import annotations
 import gc
 import os
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -24,6 +24,8 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.profiler import profile
 from torch.nn import functional
+
+from strata.graph.inputs import InputsLike, InputSpec
 
 MOMENTUM = 0.9
 WEIGHT_DECAY = 1e-5  # as devices train: it costs one temporary tensor in the optimizer's step
@@ -58,7 +60,7 @@ class Growth:
 
 def measure(
     module: nn.Module,
-    input_shape: tuple[int, ...],
+    input_shape: InputsLike,
     batch_size: int,
     classes: int,
     momentum: bool = True,
@@ -69,18 +71,17 @@ def measure(
     The learning rate is 0, buffers are restored and the global random generator too: `module` is left as it was.
     """
     generator = torch.Generator().manual_seed(0)
-    dtype = next((p.dtype for p in module.parameters() if p.is_floating_point()), torch.float32)
-    inputs = torch.randn(batch_size, *input_shape, generator=generator, dtype=dtype)
+    batch = InputSpec.of(input_shape, module).example(batch_size)
     labels = torch.randint(classes, (batch_size,), generator=generator)
-    optimizer, step = training_step(module, inputs, labels, momentum, micro_batch)
+    optimizer, step = training_step(module, batch, labels, momentum, micro_batch)
     with _untouched(module), torch.random.fork_rng(devices=[]):
         optimizer.zero_grad(set_to_none=True)
         step()  # creates the momentum buffers
-        return measure_step(step, standing_tensors(module, optimizer, inputs, labels))
+        return measure_step(step, standing_tensors(module, optimizer, *batch, labels))
 
 
 def training_step(
-    module: nn.Module, inputs: Tensor, labels: Tensor, momentum: bool, micro_batch: int | None = None
+    module: nn.Module, inputs: Sequence[Tensor], labels: Tensor, momentum: bool, micro_batch: int | None = None
 ) -> tuple[torch.optim.Optimizer, Callable[[], None]]:
     """Forward, backward and SGD as devices do them, at learning rate 0."""
     trained = [p for p in module.parameters() if p.requires_grad]
@@ -97,14 +98,18 @@ def training_step(
     return optimizer, step
 
 
-def backward(module: nn.Module, inputs: Tensor, labels: Tensor, micro_batch: int | None = None) -> None:
+def backward(
+    module: nn.Module, inputs: Tensor | Sequence[Tensor], labels: Tensor, micro_batch: int | None = None
+) -> None:
     """Gradients of the mean loss; with `micro_batch`, of so many samples at a time."""
+    batch = (inputs,) if isinstance(inputs, Tensor) else tuple(inputs)
     if micro_batch is None or micro_batch >= len(labels):
-        functional.cross_entropy(module(inputs), labels).backward()
+        functional.cross_entropy(module(*batch), labels).backward()
         return
-    for part, own in zip(inputs.split(micro_batch), labels.split(micro_batch), strict=True):
+    parts = zip(*(tensor.split(micro_batch) for tensor in batch), strict=True)
+    for part, own in zip(parts, labels.split(micro_batch), strict=True):
         # no name for the loss: it would live on beside the next part
-        (functional.cross_entropy(module(part), own) * (len(own) / len(labels))).backward()
+        (functional.cross_entropy(module(*part), own) * (len(own) / len(labels))).backward()
 
 
 def measure_step(step: Callable[[], object], standing: Iterable[Tensor]) -> Measured:

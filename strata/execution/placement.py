@@ -9,7 +9,6 @@ a device really takes is measured.
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -19,7 +18,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from strata.execution.flops import forward_by_operation
-from strata.training.submodels import structure
+from strata.graph.inputs import InputSpec
 
 if TYPE_CHECKING:
     from strata.graph import ChannelGraph, Cut
@@ -43,22 +42,11 @@ class Placement:
 def place(graph: ChannelGraph, cut: Cut, segments: int | str, batch: int) -> Placement:
     """For at most this many segments ("auto": any number): the lowest peak, with no more segments than it takes to be
     within one percent of it. A pure function."""
-    known = _known.setdefault(graph, {})
-    key = (structure(graph, cut), segments, batch)
-    if key not in known:
-        known[key] = _place(graph, cut, segments, batch)
-    return known[key]
-
-
-_known: weakref.WeakKeyDictionary[ChannelGraph, dict[Any, Placement]] = weakref.WeakKeyDictionary()
-
-
-def _place(graph: ChannelGraph, cut: Cut, segments: int | str, batch: int) -> Placement:
     module = graph.submodel(cut)
-    first = frozen_first(module, watch(module, graph.input_shape))
+    first = frozen_first(module, watch(module, graph.inputs))
     order = (*first, *(index for index in range(len(calls(module))) if index not in first))
     begin = len(first)
-    watched = watch(module, graph.input_shape, order)
+    watched = watch(module, graph.inputs, order)
     allowed = _allowed(watched, begin)
     cuts = _lowest(_costs(watched, allowed, batch / SAMPLES), len(allowed) if segments == "auto" else int(segments))
     positions = [allowed[index] for index in cuts]
@@ -119,7 +107,7 @@ def frozen_first(module: nn.Module, watched: Watched) -> list[int]:
     return list(early.values())
 
 
-def watch(module: nn.Module, input_shape: tuple[int, ...], order: Sequence[int] | None = None) -> Watched:
+def watch(module: nn.Module, inputs: InputSpec, order: Sequence[int] | None = None) -> Watched:
     """One forward pass of a SubModel in training mode. Its buffers move, so give it one that is not needed again."""
     graph: fx.Graph = module.train_graph  # type: ignore[assignment]
     nodes = calls(module)
@@ -140,9 +128,10 @@ def watch(module: nn.Module, input_shape: tuple[int, ...], order: Sequence[int] 
         return {number(one) for one in several if isinstance(one, Tensor)}
 
     batch: set[int] = set()
+    example = iter(inputs.example(SAMPLES))
     for node in graph.nodes:
         if node.op == "placeholder":
-            values[node] = torch.zeros(SAMPLES, *input_shape, dtype=_float(module))
+            values[node] = next(example)
             batch |= numbers_in(values[node])
         elif node.op == "get_attr":
             values[node] = _attribute(module, str(node.target))
@@ -189,10 +178,6 @@ def writes(node: fx.Node) -> bool:
 def _attribute(module: nn.Module, name: str) -> Any:
     *path, last = name.split(".")
     return getattr(module.get_submodule(".".join(path)), last)
-
-
-def _float(module: nn.Module) -> torch.dtype:
-    return next((p.dtype for p in module.parameters() if p.is_floating_point()), torch.float32)
 
 
 # --- where to cut ----------------------------------------------------------------------------------------------------

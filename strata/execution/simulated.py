@@ -36,8 +36,8 @@ def peak(ops: Sequence[SizedOp], state_bytes: int, trained_sizes: Sequence[int],
     each trained parameter. Raises NoRule for an operator that has no rule and cannot be learned."""
     trained = sum(trained_sizes)
     momenta = trained if momentum else 0
-    batch = next(op for op in ops if op.kind == "input")
-    inputs = prod(batch.shape) * itemsize(batch) + batch.shape[0] * LABEL_BYTES
+    batch = sum(prod(op.shape) * itemsize(op) for op in ops if op.kind == "input")
+    inputs = batch + prod(ops[-1].shape[:-1]) * LABEL_BYTES  # a label for each row of scores
     sim = Simulation(state_bytes + momenta + inputs)
     logits = _forward(sim, ops)
     sim.run_backward(_loss(sim, logits))

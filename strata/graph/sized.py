@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, fx
 
 from strata.graph.cut import Cut
+from strata.graph.outputs import needed_for
 from strata.graph.propagation import concrete_size
 from strata.graph.rewrite import steps
 from strata.ops.resize import Call
@@ -52,7 +53,9 @@ class _Static:
     differentiable: bool
 
 
-def sized_ops(graph: ChannelGraph, cut: Cut, table: KeptTable, batch: int, mode_name: str) -> list[SizedOp]:
+def sized_ops(
+    graph: ChannelGraph, cut: Cut, table: KeptTable, batch: int, mode_name: str, output: str
+) -> list[SizedOp]:
     mode = graph.mode(mode_name)
     static = graph.static(mode_name)
     leaf_outputs = graph.leaf_outputs if mode_name == "train" else {}
@@ -64,11 +67,11 @@ def sized_ops(graph: ChannelGraph, cut: Cut, table: KeptTable, batch: int, mode_
         ops.append(op)
         needs_grad[op.name] = op.requires_grad
 
+    needed = needed_for(mode.graph, mode.outputs[output], len(mode.outputs))
+    for node, given in zip(mode.inputs, graph.inputs.inputs, strict=True):
+        add(SizedOp(node.name, "input", None, (), (), {}, (batch, *given.shape), static[node].dtype, False))
     for node in mode.graph.nodes:
-        if node.op == "placeholder":
-            shape = (batch, *graph.input_shape)
-            add(SizedOp(node.name, "input", None, (), (), {}, shape, static[node].dtype, False))
-        elif node.op == "get_attr":
+        if node.op == "get_attr" and node in needed:
             name = str(node.target)
             kind = "parameter" if name in parameters else "buffer"
             shape = cut.shapes[name] if name in cut.shapes else graph.constant_shape(name, table)
@@ -77,6 +80,8 @@ def sized_ops(graph: ChannelGraph, cut: Cut, table: KeptTable, batch: int, mode_
             add(SizedOp(node.name, kind, None, (), (), {}, shape, dtype, trains, name))
     shapes: dict[str, Shape] = {}
     for step in steps(mode, table):
+        if step.node not in needed:
+            continue
         node, one = step.node, static[step.node]
         renamed: dict[fx.Node, str] = {}
         for position, input_cut in enumerate(step.cuts):
@@ -108,11 +113,12 @@ def sized_ops(graph: ChannelGraph, cut: Cut, table: KeptTable, batch: int, mode_
                 requires_grad,
                 module=one.module,
                 leaf_outputs=leaf_outputs.get(node, 0),
-            )  # fmt: skip
+            )
         )
-    output = mode.output.name
-    last = next(op for op in ops if op.name == output)
-    add(SizedOp("output", "output", None, (output,), (Ref(output),), {}, last.shape, last.dtype, last.requires_grad))
+    returned = mode.outputs[output].name
+    last = next(op for op in ops if op.name == returned)
+    arguments = (Ref(returned),)
+    add(SizedOp("output", "output", None, (returned,), arguments, {}, last.shape, last.dtype, last.requires_grad))
     return ops
 
 

@@ -54,8 +54,9 @@ class Budget:
         how = self.execution
         if self.is_measured:
             from strata.training.memory import measured_bytes
+            from strata.training.workspace import Workspace
 
-            return measured_bytes(graph, cut, how)  # type: ignore[arg-type]
+            return measured_bytes(Workspace(graph), cut, how)  # type: ignore[arg-type]
         accounting = self.accounting or ("paper" if self.constraints else "peak")
         counted = memory(graph, cut, how.batch_size, accounting, micro_batch=how.micro_batch, proximal=how.proximal > 0)
         return counted.total

@@ -89,7 +89,7 @@ def compare(
     try:
         if not request.validation:  # with a validation split the training images differ between seeds
             shared = make_engine(model, data, training, workers, timeout=timeout, ray=ray, source=request.load_split)
-        graph = ChannelGraph(model, data.input_shape)
+        graph = ChannelGraph(model, data.inputs)
         made = [one.make_method(graph) for one in requests]  # all of them first: what cannot be done is said at once
         show = display(progress)
         with _claimed(out, request, requests, {"methods": list(methods), "seeds": seeds}):

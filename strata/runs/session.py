@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from strata.core.files import read_json, write_atomic
 from strata.core.interrupts import Interrupts
+from strata.data.objectives import Classification, Objective
 from strata.engines import Engine
 from strata.execution import flops
 from strata.federation.jobs import evaluate, final_state
@@ -53,7 +54,8 @@ class Result:
 
     @property
     def per_class_accuracy(self) -> list[float | None]:
-        return list(self.summary["per_class_accuracy"])
+        """Empty where the model does something else than to classify."""
+        return list(self.summary.get("per_class_accuracy", ()))
 
     @cached_property
     def metrics(self) -> list[dict[str, Any]]:
@@ -79,6 +81,7 @@ class Session:
     account: Account | None = None  # with differential privacy
     saved: int = -1  # the newest checkpoint's round
     pretrained: bool = False  # the model's weights are trained ones
+    objective: Objective = Classification()  # of the data
 
     def run(self, model: nn.Module, interrupts: Interrupts) -> Result:
         folder, total = self.folder, self.options.rounds
@@ -149,7 +152,7 @@ class Session:
         cut = self.method.evaluation_cut(state.round - 1)
         return evaluate(
             self.engine, state.tensors, cut, self.samples[part], part, bn or self.options.bn, state.round,
-            self.options.seed, self._calibration,
+            self.options.seed, self._calibration, self.objective,
         )  # fmt: skip
 
     @property
@@ -204,7 +207,7 @@ class Session:
         records = read_metrics(folder.path)
         summary = {
             "method": self.method.name, "seed": options.seed, "rounds": options.rounds, "accuracy": test.accuracy,
-            "loss": test.loss if math.isfinite(test.loss) else None, "per_class_accuracy": list(test.per_class),
+            "loss": test.loss if math.isfinite(test.loss) else None, **test.metrics,
             "bn": test.bn,
             "model_accuracy": plain.accuracy,  # of model.safetensors in ordinary inference
             **{key: sum(record[key] for record in records)

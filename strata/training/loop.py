@@ -21,11 +21,12 @@ from strata.training.kernels import own_convolutions
 from strata.training.memory import peak_bytes
 from strata.training.phases import settings_of
 from strata.training.settings import LocalTraining, seeded
-from strata.training.submodels import warm
 from strata.training.trainer import Trainer
+from strata.training.workspace import Workspace
 
 if TYPE_CHECKING:
-    from strata.graph import ChannelGraph, Cut
+    from strata.data.samples import Batch, Samples
+    from strata.graph import Cut
 
 
 @dataclass(frozen=True)
@@ -42,31 +43,30 @@ class Update:
 
 
 def train_device(
-    graph: ChannelGraph,
+    workspace: Workspace,
     task: Task,
     tensors: Mapping[str, Tensor],
-    images: Tensor,
-    labels: Tensor,
+    samples: Samples,
     settings: LocalTraining,
     lr: float,
     seed: int,
 ) -> Update:
-    """`tensors`: task.cut.extract(server state). `images` (uint8) and `labels`: the device's own. `seed`: the run's."""
-    if len(labels) == 0:
+    """`tensors`: task.cut.extract(server state). `samples`: the device's own. `seed`: the run's."""
+    if len(samples) == 0:
         raise BadInput(f"device {task.device} has no samples: every device needs at least one")
     draws = Draws.of(seed, task)
     own = dict(tensors)
     total = 0.0
     for phase in task.phases:
         here = None if phase.cut == task.cut else phase.cut.within(task.cut)
-        total += _train_phase(graph, phase, here, own, images, labels, settings_of(phase, settings), lr, draws)
+        total += _train_phase(workspace, phase, here, own, samples, settings_of(phase, settings), lr, draws)
     return Update(
         round=task.round,
         device=task.device,
         tensors={name: own[name] for name in task.cut.trained},
-        samples=len(labels),
-        loss=total / (settings.epochs * len(labels) * len(task.phases)),
-        peak_bytes=peak_bytes(graph, task, images, labels, settings),
+        samples=len(samples),
+        loss=total / (settings.epochs * len(samples) * len(task.phases)),
+        peak_bytes=peak_bytes(workspace, task, samples, settings),
         cut_hash=task.cut.hash,
     )
 
@@ -92,22 +92,22 @@ class Draws:
 
 
 def _train_phase(
-    graph: ChannelGraph,
+    workspace: Workspace,
     phase: Phase,
     here: Cut | None,
     tensors: dict[str, Tensor],
-    images: Tensor,
-    labels: Tensor,
+    samples: Samples,
     settings: LocalTraining,
     lr: float,
     draws: Draws,
 ) -> float:
     """The sum of its samples' losses; new values go into `tensors`. `here`: the phase's cut among these, None: all."""
-    warm(graph, phase.cut, settings.device).load(tensors if here is None else here.extract(tensors))
-    trainer = Trainer(graph, phase, settings, lr)
+    received = tensors if here is None else here.extract(tensors)
+    workspace.submodel(phase.cut, settings.device).load(received)
+    trainer = Trainer(workspace, phase, settings, lr)
     total = 0.0
     with seeded(settings.device, next(draws.dropout)), own_convolutions(settings.kernels):
-        for x, y in batches(images, labels, settings, draws):
+        for x, y in batches(samples, settings, draws):
             level = int(torch.randint(len(trainer.levels), (), generator=draws.levels))
             total += trainer.step(x, y, level) * len(y)
     trainer.release()
@@ -123,8 +123,9 @@ def _train_phase(
     return total
 
 
-def batches(images: Tensor, labels: Tensor, settings: LocalTraining, draws: Draws) -> Iterator[tuple[Tensor, Tensor]]:
+def batches(samples: Samples, settings: LocalTraining, draws: Draws) -> Iterator[tuple[Batch, Tensor]]:
     """Every sample once per epoch, in random order; the last batch may be short."""
     for _ in range(settings.epochs):
-        for index in torch.randperm(len(labels), generator=draws.order).split(settings.batch_size):
-            yield settings.augmented(images[index], draws.augmentation), labels[index]
+        for index in torch.randperm(len(samples), generator=draws.order).split(settings.batch_size):
+            batch = tuple(tensor[index] for tensor in samples.tensors)
+            yield settings.augmented(batch, draws.augmentation), samples.targets[index]

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
-from typing import TYPE_CHECKING, Any
-
-from torch import Tensor
+from dataclasses import fields, replace
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from strata.methods.base import Phase
@@ -17,21 +15,10 @@ def settings_of(phase: Phase, settings: LocalTraining) -> LocalTraining:
         names = [field.name for field in fields(phase.execution)]
         settings = replace(settings, **{name: getattr(phase.execution, name) for name in names})
     if phase.objective is not None:
-        settings = replace(settings, loss=MeanLoss(phase.objective))
+        settings = replace(settings, objective=phase.objective, loss=None)
     return settings
 
 
 def is_plain(phase: Phase) -> bool:
     """Whether it trains as the run says, one cut throughout."""
     return phase.execution is None and phase.objective is None and not phase.levels
-
-
-@dataclass(frozen=True)
-class MeanLoss:
-    """Of an objective that gives the loss of each sample."""
-
-    objective: Any
-
-    def __call__(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        loss: Tensor = self.objective.loss(outputs, targets).mean()
-        return loss

@@ -26,8 +26,8 @@ from strata.runs.folder import METRIC_KEYS
 from strata.runs.request import Request
 from strata.training import calibration_indices, plain_state
 from tests.federation import tiny
-from tests.runs.test_commands import NETS
 from tests.federation.tiny import bits, tiny_run
+from tests.runs.test_commands import NETS
 
 PRIVATE: dict[str, Any] = {"dp_noise": 1.0, "dp_clip": 0.5, "validation": 0.1}
 SEEDED = {**PRIVATE, "dp_seed": 3}

@@ -11,23 +11,24 @@ import numpy as np
 
 from strata.core.errors import BadInput
 from strata.core.seeds import derive
-from strata.data import ImageSet, load, parse_partition
+from strata.data import Objective, Samples, load, parse_partition
 from strata.fleet.protocol.settings import DeviceSettings
 
 
 @dataclass(frozen=True)
 class Holding:
-    train: ImageSet
-    held: ImageSet | None
+    train: Samples
+    held: Samples | None
     classes: int
     mean: tuple[float, ...]
     std: tuple[float, ...]
     augmentation: str
     labels: str  # which class has which number: see label_digest
+    objective: Objective
 
     @property
     def input_shape(self) -> tuple[int, ...]:
-        return self.train.shape
+        return self.train.spec.inputs[0].shape
 
 
 def holding_of(settings: DeviceSettings) -> Holding:
@@ -41,9 +42,15 @@ def holding_of(settings: DeviceSettings) -> Holding:
         raise BadInput(f"device {settings.name} has no samples to train on: every device needs at least one")
     train = data.train.subset(kept)
     return Holding(
-        train, data.train.subset(held) if len(held) else None, data.classes, tuple(data.train.mean),
-        tuple(data.train.std), data.augmentation, label_digest(data.class_names),
-    )  # fmt: skip
+        train,
+        data.train.subset(held) if len(held) else None,
+        data.classes,
+        tuple(data.train.mean),
+        tuple(data.train.std),
+        data.augmentation,
+        label_digest(data.class_names),
+        data.objective,
+    )
 
 
 def label_digest(class_names: Sequence[str]) -> str:

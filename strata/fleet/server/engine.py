@@ -78,7 +78,7 @@ class FlowerEngine:
         self._needed, self._moving = needed, moving
         self._gone: dict[str, float] = {}  # since when a device has not been connected
         self.say, self._save, self._is_saved = say, save, False
-        self._survey = Survey(self, graph, robust)
+        self._survey = Survey(self, graph, robust, training.objective)
         self._frozen: dict[str, tuple[Any, dict[str, str]]] = {}  # cut -> the state it was taken from, digests
 
     def run(self, jobs: Sequence[Any], state: Mapping[str, Tensor]) -> Iterator[Outcome]:
