@@ -142,7 +142,7 @@ def _add_run(commands: Subparsers) -> None:
         parser.add_argument(option, action=_NotHere, const=reason, help=argparse.SUPPRESS)
     group = parser.add_argument_group("this run")
     _add_server_access(group)
-    group.add_argument("--method", metavar="NAME", help="see `strata methods` (default slt)")
+    group.add_argument("--method", metavar="NAME", help="see `strata methods`, or package.module:Class (default slt)")
     group.add_argument("--seed", type=int, metavar="N", help="everything random follows from it (default 0)")
     group.add_argument(
         "--out", metavar="DIR", help="the run folder, on the server: new, or with --resume one to continue"

@@ -49,7 +49,7 @@ def add_parser(subparsers: Subparsers) -> None:
     )  # fmt: skip
     add_run_arguments(parser)
     group = parser.add_argument_group("this run")
-    group.add_argument("--method", metavar="NAME", help="see `strata methods` (default slt)")
+    group.add_argument("--method", metavar="NAME", help="see `strata methods`, or package.module:Class (default slt)")
     group.add_argument("--seed", type=int, metavar="N", help="everything random follows from it (default 0)")
     group.add_argument("--out", metavar="DIR", help="the run folder: new or empty")
     group.add_argument("--resume", metavar="DIR", help="continue this run folder with its own settings")

@@ -12,7 +12,8 @@ import torch
 
 from strata.core.errors import BadInput
 from strata.data.files import Allocate, Arrays, decoded_once, fingerprint
-from strata.data.images import FederatedData, ImageSet, channel_statistics
+from strata.data.images import ImageSet, channel_statistics
+from strata.data.samples import FederatedData
 
 ENDINGS = frozenset({".jpeg", ".jpg", ".png", ".bmp", ".gif", ".webp", ".ppm", ".pgm", ".tif", ".tiff"})
 Listing = list[tuple[Path, int]]  # picture, class

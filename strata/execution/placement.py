@@ -9,7 +9,6 @@ a device really takes is measured.
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -20,7 +19,6 @@ from torch import Tensor, fx, nn
 
 from strata.execution.flops import forward_by_operation
 from strata.graph.inputs import InputSpec
-from strata.training.submodels import structure
 
 if TYPE_CHECKING:
     from strata.graph import ChannelGraph, Cut
@@ -44,17 +42,6 @@ class Placement:
 def place(graph: ChannelGraph, cut: Cut, segments: int | str, batch: int) -> Placement:
     """For at most this many segments ("auto": any number): the lowest peak, with no more segments than it takes to be
     within one percent of it. A pure function."""
-    known = _known.setdefault(graph, {})
-    key = (structure(graph, cut), segments, batch)
-    if key not in known:
-        known[key] = _place(graph, cut, segments, batch)
-    return known[key]
-
-
-_known: weakref.WeakKeyDictionary[ChannelGraph, dict[Any, Placement]] = weakref.WeakKeyDictionary()
-
-
-def _place(graph: ChannelGraph, cut: Cut, segments: int | str, batch: int) -> Placement:
     module = graph.submodel(cut)
     first = frozen_first(module, watch(module, graph.inputs))
     order = (*first, *(index for index in range(len(calls(module))) if index not in first))

@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from strata.data import ImageSet
 from strata.execution import flops
 from strata.experiments.setups import SETUPS, Setup
 from strata.graph import ChannelGraph
 from strata.methods import SLT, Task
 from strata.models.loading import load_model
 from strata.runs.session import flops_of_tasks
-from strata.training import LocalTraining, cohorts, kernels, train_cohort, train_device
-from strata.training.recomputation import recomputed_flops
+from strata.training import LocalTraining, Workspace, cohorts, kernels, train_cohort, train_device
 
 if TYPE_CHECKING:
     from strata.experiments.base import Run
@@ -58,8 +58,12 @@ class Phase:
 
 @dataclass(frozen=True)
 class Network:
-    graph: ChannelGraph
+    workspace: Workspace
     state: Mapping[str, Tensor]
+
+    @property
+    def graph(self) -> ChannelGraph:
+        return self.workspace.graph
 
 
 @dataclass
@@ -83,7 +87,7 @@ class Estimator:
         network = self._network(request.model, setup)
         method = request.make_method(network.graph)
         settings = _settings(request, setup)
-        per_sample = flops_of_tasks(method, recomputed_flops(network.graph, settings))
+        per_sample = flops_of_tasks(method, lambda cut: network.workspace.recomputed_flops(cut, settings))
         phases = phases_of(method, request)
         speeds: dict[int, tuple[float, float]] = {}  # FLOP per second of one core in training and evaluation, by phase
         if self.calibrate:
@@ -110,7 +114,7 @@ class Estimator:
         key = (model, setup.data)
         if key not in self._networks:
             module = load_model(model, setup.classes, setup.input)
-            self._networks[key] = Network(ChannelGraph(module, setup.input), module.state_dict())
+            self._networks[key] = Network(Workspace(ChannelGraph(module, setup.input)), module.state_dict())
         return self._networks[key]
 
     def _speed(
@@ -122,7 +126,7 @@ class Estimator:
         for task in phase.tasks:
             devices = max(1, request.per_round // len(phase.tasks))
             alike = [replace(task, device=task.device + n * len(phase.tasks)) for n in range(devices)]
-            group = cohorts(network.graph, alike, [request.batch * BATCHES] * devices, settings)[0]
+            group = cohorts(network.workspace, alike, [request.batch * BATCHES] * devices, settings)[0]
             cost = per_sample(task)
 
             def measure(cost: int = cost, tasks: Sequence[Task] = alike[: len(group)]) -> float:
@@ -185,13 +189,14 @@ def seconds_per_sample(network: Network, tasks: Sequence[Task], settings: LocalT
     images = torch.randint(0, 256, (count, *setup.input), generator=generator, dtype=torch.uint8)
     labels = torch.randint(0, setup.classes, (count,), generator=generator)
     tensors = [task.cut.extract(network.state) for task in tasks]
+    workspace = network.workspace
 
     def train(samples: int) -> None:
-        own = images[:samples], labels[:samples]
-        together = len(tasks) > 1 and train_cohort(network.graph, tasks, tensors, [own] * len(tasks), settings, 0.01, 0)
+        own = ImageSet(images[:samples], labels[:samples])
+        together = len(tasks) > 1 and train_cohort(workspace, tasks, tensors, [own] * len(tasks), settings, 0.01, 0)
         if not together:
             for task, values in zip(tasks, tensors, strict=True):
-                train_device(network.graph, task, values, *own, settings, 0.01, 0)
+                train_device(workspace, task, values, own, settings, 0.01, 0)
 
     with one_thread():
         began = time.perf_counter()

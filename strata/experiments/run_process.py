@@ -28,6 +28,7 @@ from strata.federation import RoundFailed
 from strata.graph import ChannelGraph
 from strata.runs.request import Request, jsonable
 from strata.runs.running import make_engine, run
+from strata.training import Workspace
 
 
 @dataclass
@@ -44,8 +45,8 @@ class Bench:
         key = (request.model, request.data, request.data_dir, training, workers)
         if self._engine is None or self._engine[0] != key:
             self.close()
-            graph = ChannelGraph(model, data.input_shape)
-            self._engine = (key, graph, make_engine(model, data, training, workers, graph=graph))
+            graph = ChannelGraph(model, data.inputs)
+            self._engine = (key, graph, make_engine(model, data, training, workers, workspace=Workspace(graph)))
         _, graph, engine = self._engine
         run(
             model, data, request.make_method(graph), out=folder, rounds=request.rounds, devices=request.devices,

@@ -27,9 +27,8 @@ from strata.models.loading import load_model
 from strata.results import colours, drawing
 from strata.results.cells import Outcome, Results
 from strata.results.formats import Table, write
-from strata.training import LocalTraining
+from strata.training import LocalTraining, Workspace
 from strata.training.memory import measured_bytes
-from strata.training.recomputation import placement_of
 
 BATCH = 32
 BY_PEAK = (0.25, 0.5)
@@ -130,8 +129,13 @@ def planned_bytes(cell: Cell, accounting: str) -> int:
 
 
 @cache
+def workspace() -> Workspace:
+    return Workspace(network())
+
+
+@cache
 def control_bytes(settings: LocalTraining) -> int:
-    return measured_bytes(network(), network().full(), settings)
+    return measured_bytes(workspace(), network().full(), settings)
 
 
 def slt_bytes(level: float) -> int:
@@ -174,7 +178,8 @@ def _ways() -> Table:
         settings = LocalTraining(BATCH, micro_batch=micro, activation_checkpointing=segments)
         count, more = 1, 0
         if segments is not None:
-            placement = placement_of(network(), network().full(), settings)
+            placement = workspace().placement(network().full(), settings)
+            assert placement is not None
             count, more = len(placement.cuts) + 1, placement.recomputed_flops
         peak = control_bytes(settings)
         within = [f"{level:g}" for level in RESNET if peak <= slt_bytes(level)]

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from strata.core.errors import BadInput
 from strata.engines import Engine, Outcome
 from strata.federation.aggregation import Aggregate, RunningMean, ServerOptimizer, in_order
-from strata.federation.checking import problem_with
+from strata.federation.checking import LARGEST_LOSS, problem_with
 from strata.federation.jobs import CohortJob, Failed, TrainJob
 from strata.federation.privacy import Privacy, PrivateSum, Reach
 from strata.federation.robust import FEWEST, KeptUpdates, Robust, updates_needed
@@ -47,6 +47,7 @@ class RoundSettings:
     privacy: Privacy | None = None
     recomputed_flops: Callable[[Cut], int] | None = None  # per sample, that activation checkpointing adds
     adjusted: Callable[[Method, int], Method] | None = None  # the method for this attempt at a round: levels may change
+    largest_loss: float = LARGEST_LOSS  # that is believed of a device
 
     def __post_init__(self) -> None:
         if self.per_round < 1:
@@ -184,7 +185,9 @@ def _attempt(
         task, update = job.task, outcome.result
         if outcome.sent:
             count_download(task)
-        reason = outcome.reason or problem_with(update, task, state.tensors, settings.norm_bound, len(job.samples))
+        reason = outcome.reason or problem_with(
+            update, task, state.tensors, settings.norm_bound, len(job.samples), settings.largest_loss
+        )
         if outcome.reason is None:  # whatever came, the device worked and sent
             tally.train_flops += flops(task) * len(job.samples) * settings.epochs
             tally.upload_bytes += trained_bytes(task.cut)

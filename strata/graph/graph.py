@@ -194,6 +194,18 @@ class ChannelGraph:
         """The same cut with layers 1..k_frozen frozen, for methods of your own (docs/methods.md)."""
         return cut.with_frozen(self._layers_up_to(k_frozen) | self.fixed)
 
+    def union(self, cuts: Sequence[Cut]) -> Cut:
+        """All that is in one of these cuts, trained if one of them trains it: to send and to receive, not to run."""
+        kept = {}
+        for name in self.state_shapes:
+            held = [cut.kept[name] for cut in cuts if name in cut.kept]
+            if held:
+                kept[name] = tuple(_either(indices) for indices in zip(*held, strict=True))
+        frozen = frozenset(kept) - {name for cut in cuts for name in cut.trained}
+        parameters = frozenset(self.parameter_names) & frozenset(kept)
+        shapes = tuple(self.state_shapes[name] for name in kept)
+        return Cut(self.hash, tuple(kept.items()), shapes, parameters, frozen & parameters)
+
     @property
     def sources(self) -> tuple[str, ...]:
         """The weights whose output channels a cut may choose."""
@@ -375,6 +387,12 @@ class ChannelGraph:
 
     def mode(self, name: str) -> Mode:
         return self._modes[name]
+
+
+def _either(indices: Sequence[Kept]) -> Kept:
+    """Kept along a dim by one of them."""
+    some = [one for one in indices if one is not None]
+    return tuple(sorted({index for one in some for index in one})) if len(some) == len(indices) else None
 
 
 class KeptTable:

@@ -3,29 +3,41 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import partial
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from strata.core.errors import BadInput, Infeasible
+from strata.core.errors import BadInput
 from strata.core.sizes import parse_bytes
-from strata.execution import state_bytes
-from strata.methods import METHODS, create
-from strata.planning import plan
-from strata.planning.schedules import DEFAULT_PATIENCE
-from strata.planning.widths import largest_scale
-from strata.training.memory import measured_bytes
+from strata.methods.budget import Budget, Steps
+from strata.methods.registry import METHODS, method_class
 
 if TYPE_CHECKING:
     from strata.graph import ChannelGraph
-    from strata.methods import Method
-    from strata.training import LocalTraining
+    from strata.methods.base import Method
 
-OF_PLANS = ("schedule", "patience", "head_fraction")  # what only methods that need a plan (slt) look at
-OF_SOME = ("variant", "pool")  # what only methods look at that name it among their options
+
+def options_of(methods: Sequence[type[Method]]) -> tuple[str, ...]:
+    """What some of these methods look at and others do not. A run has one seed for all."""
+    names = (name for method in methods for name in method.card.options if name != "seed")
+    return tuple(dict.fromkeys(names))
+
+
+OF_PLANS = options_of([method for method in METHODS.values() if method.card.needs_plan])
+OF_SOME = options_of([method for method in METHODS.values() if not method.card.needs_plan])
+
+
+@dataclass(frozen=True)
+class PlainSteps:
+    """Where nothing more is known of how devices train."""
+
+    batch_size: int = 32
+    micro_batch: int | None = None
+    activation_checkpointing: int | str | None = None
+    proximal: float = 0.0
 
 
 def method_named(
-    name: str,
+    name: str | type[Method],
     graph: ChannelGraph,
     *,
     constraints: Sequence[float] = (),
@@ -35,59 +47,48 @@ def method_named(
     rounds: int = 500,
     seed: int = 0,
     accounting: str | None = None,
-    schedule: str = "cumulative",
-    head_fraction: float = 1.0,
-    patience: int = DEFAULT_PATIENCE,
     model_name: str | None = None,
-    training: LocalTraining | None = None,
+    training: Steps | None = None,
     **options: Any,
 ) -> Method:
-    """`constraints` are width ratios, `budgets` bytes; several are levels of devices. slt makes its plan from them, the
-    others take the widest model that fits: with activation checkpointing in `training`, by measured bytes."""
+    """`constraints` are width ratios, `budgets` bytes; several are levels of devices. `options`: those of the method's
+    card count; what only plans look at may be given to all. A class may stand in for its name."""
+    method = method_class(name) if isinstance(name, str) else name
     check_levels(name, constraints, budgets)
-    proximal = training is not None and training.proximal > 0
-    if METHODS[name].needs_plan:
-        levels: dict[str, Any] = {"budget": list(budgets)} if budgets else {"constraint": list(constraints)}
-        made = plan(
-            graph, graph.input_shape, batch_size, **levels, rounds=rounds, accounting=accounting, schedule=schedule,
-            head_fraction=head_fraction, patience=patience, name=model_name, micro_batch=micro_batch,
-            proximal=proximal,
-        )  # fmt: skip
-        return create(name, graph, plan=made, **options)
-    sizes = [parse_bytes(budget) for budget in budgets]
-    measured = None
-    if sizes and training is not None and training.activation_checkpointing is not None and accounting is None:
-        measured = partial(measured_bytes, graph, settings=training)  # the closed form knows nothing of segments
-        if name == "fedavg" and (need := measured(graph.full())) > max(sizes):
-            raise Infeasible(
-                f"fedavg trains the full model, which needs {need} bytes with activation checkpointing "
-                f"{training.activation_checkpointing} (measured), {need - max(sizes)} more than the largest budget of "
-                f"{max(sizes)}: give a larger budget or a micro-batch, or choose slt or small"
-            )
-    found: dict[int, float] = {}
-    inner = 0  # bytes of the smaller levels, which a device of FjORD keeps beside its own
-    for size in sorted(set(sizes)):
-        room = size - inner
-        found[size] = largest_scale(graph, room, batch_size, accounting or "peak", measured, micro_batch, proximal)
-        inner += state_bytes(graph, graph.prefix(found[size])) if name == "fjord" else 0
-    scales = tuple(constraints) or tuple(found[size] for size in sizes)
-    return create(name, graph, constraints=scales or (1.0,), seed=seed, **options)
+    own = method.card.options
+    unknown = sorted(set(options) - set(own) - set(OF_PLANS))
+    if unknown:
+        there_are = f"its options are {', '.join(own)}" if own else "it has none"
+        raise BadInput(f"{method.name} has no option {', '.join(unknown)}: {there_are}")
+    budget = Budget(
+        training or PlainSteps(batch_size, micro_batch),
+        constraints=tuple(constraints),
+        sizes=tuple(parse_bytes(size) for size in budgets),
+        rounds=rounds,
+        seed=seed,
+        accounting=accounting,
+        options={option: value for option, value in options.items() if option in own},
+        model_name=model_name,
+    )
+    return method.from_budget(graph, budget)
 
 
-def check_levels(name: str, constraints: Sequence[float], budgets: Sequence[int | str], needed: bool = True) -> None:
+def check_levels(
+    name: str | type[Method], constraints: Sequence[float], budgets: Sequence[int | str], needed: bool = True
+) -> None:
     """`needed` False: what devices can hold may still be unknown, as before a fleet of real ones has reported."""
-    check_name(name)
+    method = method_class(name) if isinstance(name, str) else name
     if constraints and budgets:
         raise BadInput("give either a constraint or a budget, not both")
-    if needed and not (constraints or budgets) and name != "fedavg":
+    if needed and method.needs_budget and not (constraints or budgets):
         raise BadInput(
-            f"{name} needs to know what a device can hold: give a constraint, such as 0.25, or a budget, such as 24MiB"
+            f"{method.name} needs to know what a device can hold: give a constraint, such as 0.25, or a budget, such "
+            "as 24MiB"
         )
 
 
 def check_name(name: str) -> None:
-    if name not in METHODS:
-        raise BadInput(f"there is no method {name!r}: choose one of {', '.join(METHODS)}")
+    method_class(name)
 
 
 def refuse_unused(given: Mapping[str, Any], methods: Sequence[str], budgets_follow: bool = False) -> None:
@@ -95,16 +96,16 @@ def refuse_unused(given: Mapping[str, Any], methods: Sequence[str], budgets_foll
 
     For new runs only: what a folder's run was started with is not given anew. `budgets_follow`: from real devices.
     """
-    for name in methods:
-        check_name(name)
+    classes = [method_class(name) for name in methods]
     these = " or ".join(methods)
+    asked = {option for method in classes for option in method.card.options}
     for field in (*OF_PLANS, *OF_SOME):
-        users = [m.name for m in METHODS.values() if (m.needs_plan if field in OF_PLANS else field in m.options)]
-        if field in given and not set(users) & set(methods):
+        if field in given and field not in asked:
+            users = [method.name for method in METHODS.values() if field in method.card.options]
             option = f"--{field.replace('_', '-')}"
             raise BadInput(f"{option} is for the method {' or '.join(users)}, not for {these}: leave it out")
     counted = "constraints" not in given and (budgets_follow or "budgets" in given)
-    if "accounting" in given and not counted and not any(METHODS[name].needs_plan for name in methods):
+    if "accounting" in given and not counted and not any(method.card.needs_plan for method in classes):
         raise BadInput(
             f"--accounting says how the bytes of a budget are counted, and {these} has none here: leave it out, or "
             "give a --budget, such as 24MiB"

@@ -124,7 +124,7 @@ class Workshop:
                 if isinstance(validation, float) and validation:
                     data, _ = hold_out(data, validation, run.seed)
                 partition = parse_partition(text, data, devices, run.seed)
-                counts = holdings(partition, data.train.labels, data.classes, SHOWN_DEVICES)
+                counts = holdings(partition, data.train.targets, data.classes, SHOWN_DEVICES)
             except UNFIT as error:
                 raise Missing(_sentence(error)) from error
             names = [str(name) for name in data.class_names] or [str(c) for c in range(data.classes)]

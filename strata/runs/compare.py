@@ -15,7 +15,7 @@ from strata.core.files import Lock, read_json, read_object, said_plainly, write_
 from strata.engines import Engine
 from strata.engines.ray import Ray
 from strata.graph import ChannelGraph
-from strata.methods import METHODS
+from strata.methods import method_class
 from strata.methods.choice import OF_SOME
 from strata.results import colours
 from strata.runs.folder import differences, read_metrics
@@ -89,7 +89,7 @@ def compare(
     try:
         if not request.validation:  # with a validation split the training images differ between seeds
             shared = make_engine(model, data, training, workers, timeout=timeout, ray=ray, source=request.load_split)
-        graph = ChannelGraph(model, data.input_shape)
+        graph = ChannelGraph(model, data.inputs)
         made = [one.make_method(graph) for one in requests]  # all of them first: what cannot be done is said at once
         show = display(progress)
         with _claimed(out, request, requests, {"methods": list(methods), "seeds": seeds}):
@@ -123,15 +123,14 @@ def _check(methods: Sequence[str], seeds: int) -> None:
     if not methods or len(set(methods)) != len(methods):
         raise BadInput("give the methods to compare once each, such as slt,small,fd")
     for method in methods:
-        if method not in METHODS:
-            raise BadInput(f"there is no method {method!r}: choose among {', '.join(METHODS)}")
+        method_class(method)
     if seeds < 1:
         raise BadInput(f"at least 1 seed is needed, not {seeds}")
 
 
 def _own_options(request: Request, method: str) -> dict[str, Any]:
     """Options that only some methods know are for those."""
-    names = [name for name in OF_SOME if name not in METHODS[method].options]
+    names = [name for name in OF_SOME if name not in method_class(method).card.options]
     return dict.fromkeys(names)
 
 

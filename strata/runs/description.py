@@ -11,8 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from strata import __version__
+from strata.data.objectives import Classification
+from strata.training.settings import cross_entropy
 
 if TYPE_CHECKING:
     from strata.data import FederatedData, Partition
@@ -54,20 +57,36 @@ def describe_training(training: LocalTraining) -> dict[str, Any]:
     described = {field.name: _plain(getattr(training, field.name)) for field in dataclasses.fields(training)}
     if training.activation_checkpointing is None:
         del described["activation_checkpointing"]  # runs without it are described as before there was such a thing
+    del described["objective"]  # the data say what they are
+    if training.loss is None:
+        described["loss"] = _plain(cross_entropy) if training.objective == Classification() else None
     return described
 
 
 def describe_data(data: FederatedData) -> dict[str, Any]:
-    """Name, sizes and a digest of all labels and some images: other data under the same name is noticed."""
+    """Name, sizes and a digest of all targets and some inputs: other data under the same name is noticed."""
     digest = hashlib.sha256()
     for part in (data.train, data.test):
-        digest.update(part.labels.numpy().tobytes())
-        some = part.images[:: max(1, len(part) // 64)]
-        digest.update(np.ascontiguousarray(some.numpy()).tobytes())
-    return {
-        "name": data.name, "train": len(data.train), "test": len(data.test), "classes": data.classes,
+        digest.update(_bytes(part.targets))
+        for tensor in part.tensors:
+            digest.update(_bytes(tensor[:: max(1, len(part) // 64)]))
+    described = {
+        "name": data.name,
+        "train": len(data.train),
+        "test": len(data.test),
+        "classes": data.classes,
         "sha256": digest.hexdigest()[:16],
-    }  # fmt: skip
+    }
+    if not data.inputs.single or not data.train.has_images:  # images are described as before there was anything else
+        described["inputs"] = data.inputs.to_json()
+    if data.objective != Classification():
+        described["objective"] = repr(data.objective)
+    return described
+
+
+def _bytes(tensor: Tensor) -> bytes:
+    whole = tensor.contiguous()
+    return whole.view(torch.uint8).numpy().tobytes() if whole.numel() else b""
 
 
 def describe_partition(partition: Partition) -> str:

@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from strata.core.errors import BadInput, one_line
 from strata.core.files import read_json, read_object, said_plainly
 from strata.core.seeds import derive
-from strata.data import FederatedData, ImageSet, hold_out, load
+from strata.data import FederatedData, Samples, hold_out, load
 from strata.engines import Engine
 from strata.engines.ray import Ray
 from strata.federation.aggregation import ServerOptimizer
@@ -161,10 +161,10 @@ class Request(Common):
         options = {name: value for name, value in self.run_options().items() if name != "pretrained"}
         Options(**options, rounds=self.rounds, devices=self.devices).fleet()
 
-    def split(self, data: FederatedData) -> tuple[FederatedData, ImageSet | None]:
+    def split(self, data: FederatedData) -> tuple[FederatedData, Samples | None]:
         return hold_out(data, self.validation, self.seed) if self.validation else (data, None)
 
-    def load_split(self) -> tuple[FederatedData, ImageSet | None]:
+    def load_split(self) -> tuple[FederatedData, Samples | None]:
         return self.split(self.load_data())
 
 
@@ -214,7 +214,7 @@ def launch(
     engine: Engine = make_engine(model, rest, training, workers, held=held, timeout=timeout, ray=ray,
                                  source=request.load_split)  # fmt: skip
     try:
-        method = request.make_method(ChannelGraph(model, data.input_shape))
+        method = request.make_method(ChannelGraph(model, data.inputs))
         return run(
             model, data, method, out=out, rounds=request.rounds, devices=request.devices, partition=request.partition,
             training=training, engine=engine, checkpoint_every=checkpoint_every, resume=resume, progress=progress,

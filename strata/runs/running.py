@@ -15,7 +15,9 @@ from torch import nn
 from strata.core.errors import BadInput
 from strata.core.processes import Interrupts
 from strata.core.sizes import several
-from strata.data import FederatedData, ImageSet, Partition, check_range, from_indices, hold_out, parse_partition
+from strata.data import FederatedData, Partition, Samples, check_range, from_indices, hold_out, parse_partition
+from strata.data.objectives import Classification
+from strata.data.samples import same_inputs
 from strata.engines import Engine, InlineEngine, LocalEngine, default_workers
 from strata.engines.local import IN_WORKER
 from strata.engines.ray import Ray
@@ -33,8 +35,7 @@ from strata.runs.options import DEFAULT_ROUNDS, Options
 from strata.runs.progress import display
 from strata.runs.session import Result, Session
 from strata.runs.trackers import MLflow, TensorBoard, check_extras, started
-from strata.training import COHORT, WIDEST, LocalTraining, cohorts, cosine, kernels
-from strata.training.recomputation import recomputed_flops
+from strata.training import COHORT, WIDEST, LocalTraining, Workspace, cohorts, cosine, kernels
 
 if TYPE_CHECKING:
     from strata.methods import Method
@@ -79,7 +80,7 @@ def run(
     training = complete(_as_planned(training, method, data), data)
     if isinstance(method, str):
         method = method_named(
-            method, ChannelGraph(model, data.input_shape), constraints=several(constraint), budgets=several(budget),
+            method, ChannelGraph(model, data.inputs), constraints=several(constraint), budgets=several(budget),
             batch_size=training.batch_size, micro_batch=training.micro_batch, rounds=rounds or DEFAULT_ROUNDS,
             seed=options.get("seed", 0), model_name=type(model).__name__, training=training,
         )  # fmt: skip
@@ -93,19 +94,20 @@ def run(
     if checkpoint_every < 1:
         raise BadInput(f"checkpoints are every 1 or more rounds, not every {checkpoint_every}")
     _check_fit(method, model, data)
-    held: ImageSet | None = None
+    held: Samples | None = None
     description = describing.describe_data(data)
     if checked.validation:
         _check_renumbering(partition)
         data, held = hold_out(data, checked.validation, checked.seed)
     parts = _partition(partition, data, checked)
     alone = checked.exact or checked.privacy is not None  # in a cohort, who else is there shows in the last bits
+    workspace = Workspace(method.graph)
     settings = RoundSettings(
         checked.fleet(), parts, checked.per_round, checked.quorum,
         lambda round: cosine(round, checked.rounds, checked.lr, checked.lr_end),
         checked.seed, training.epochs, checked.weighted, checked.server, checked.norm_bound,
-        None if alone else lambda jobs: _together(method.graph, jobs, training), checked.robust, checked.privacy,
-        recomputed_flops(method.graph, training), adjusted,
+        None if alone else lambda jobs: _together(workspace, jobs, training), checked.robust, checked.privacy,
+        lambda cut: workspace.recomputed_flops(cut, training), adjusted, data.objective.largest_loss,
     )  # fmt: skip
     if checked.privacy:
         _check_privacy(method, checked)
@@ -127,16 +129,16 @@ def run(
     show = display(progress)
     own_engine: Engine | None = None
     if engine is None or isinstance(engine, Ray):  # before the folder: what cannot be sent to workers leaves no trace
-        engine = own_engine = make_engine(model, data, training, workers, held=held, graph=method.graph, ray=engine)
+        engine = own_engine = make_engine(model, data, training, workers, held=held, workspace=workspace, ray=engine)
     elif isinstance(engine, InlineEngine) and isinstance(engine.program, DeviceProgram):
-        engine.program.graph = engine.program.graph or method.graph  # one process needs one export of the network
+        engine.program.workspace = engine.program.workspace or workspace  # one process needs one
     folder: RunFolder | None = None
     active = None
     try:
         folder = RunFolder(Path(out), config, resume, show.say)
         samples = {"test": len(data.test)} | ({"validation": len(held)} if held is not None else {})
         active = Session(method, checked, settings, engine, folder, checkpoint_every, samples, show,
-                         pretrained=pretrained)  # fmt: skip
+                         pretrained=pretrained, objective=data.objective)  # fmt: skip
         if tensorboard:
             active.trackers.append(started("TensorBoard", lambda: TensorBoard(folder.path)))
         if mlflow:
@@ -159,8 +161,8 @@ def make_engine(
     training: LocalTraining,
     workers: int | None = None,
     *,
-    held: ImageSet | None = None,
-    graph: ChannelGraph | None = None,
+    held: Samples | None = None,
+    workspace: Workspace | None = None,
     timeout: float | None = None,
     ray: Ray | None = None,
     source: Callable[[], Any] | None = None,
@@ -171,14 +173,14 @@ def make_engine(
     `source` makes `data` and `held` from files, for nodes of a cluster that have them too.
     """
     parts = {"test": data.test} | ({"validation": held} if held is not None else {})
-    program = DeviceProgram(model, tuple(data.input_shape), data.train, parts, training)
+    program = DeviceProgram(model, data.inputs, data.train, parts, training)
     if ray is not None:
         return _on_ray(program, ray, workers, source, timeout)
     workers = default_workers() if workers is None else workers
     if workers < 0:
         raise BadInput(f"workers are 0 (all in this process) or more, not {workers}")
     if workers == 0:
-        program.graph = graph
+        program.workspace = workspace
         return InlineEngine(program)
     return LocalEngine(program, workers, shared=(Cut,), timeout=timeout)
 
@@ -218,8 +220,13 @@ def _as_planned(training: LocalTraining | None, method: Method | str, data: Fede
 def complete(training: LocalTraining | None, data: FederatedData) -> LocalTraining:
     """With the data's own augmentation (unless training is given), normalisation, and what this machine can do."""
     training = training or LocalTraining(augmentation=data.augmentation)
+    training = replace(training, objective=data.objective)
     if not training.mean and training.preparation is None:
         training = replace(training, mean=data.train.mean, std=data.train.std)
+    if training.transform is None and training.augmentation != "none" and not data.train.has_images:
+        raise BadInput(
+            f"the augmentation {training.augmentation} is for images, and {data.name} has none: leave it out"
+        )
     if training.kernels is None:  # decided here, once, and recorded: all workers do the same
         training = replace(training, kernels=kernels.available())
     elif training.kernels:
@@ -227,8 +234,8 @@ def complete(training: LocalTraining | None, data: FederatedData) -> LocalTraini
     return training
 
 
-def _together(graph: ChannelGraph, jobs: Sequence[TrainJob], training: LocalTraining) -> list[list[int]]:
-    return cohorts(graph, [job.task for job in jobs], [len(job.samples) for job in jobs], training)
+def _together(workspace: Workspace, jobs: Sequence[TrainJob], training: LocalTraining) -> list[list[int]]:
+    return cohorts(workspace, [job.task for job in jobs], [len(job.samples) for job in jobs], training)
 
 
 def _check_privacy(method: Method, options: Options) -> None:
@@ -291,14 +298,21 @@ def _check_renumbering(partition: Any) -> None:
 
 def _check_fit(method: Method, model: nn.Module, data: FederatedData) -> None:
     graph = method.graph
-    if graph.classes != data.classes:
+    if graph.classes != data.classes and isinstance(data.objective, Classification):
         raise BadInput(
             f"the model has {graph.classes} outputs and {data.name} has {data.classes} classes: "
             f"make the model for {data.classes} classes"
         )
-    if tuple(graph.input_shape) != tuple(data.input_shape):
-        ours, theirs = ("x".join(map(str, shape)) for shape in (graph.input_shape, data.input_shape))
-        raise BadInput(f"the model takes {ours} and {data.name} has {theirs} images: make the model for {theirs}")
+    if graph.classes != data.classes:
+        raise BadInput(
+            f"the model has {graph.classes} outputs and {data.name} has {data.classes} numbers to predict: make the "
+            f"model for {data.classes} outputs"
+        )
+    if not same_inputs(graph.inputs, data.inputs):
+        kind = " images" if data.train.has_images else ""
+        raise BadInput(
+            f"the model takes {graph.inputs} and {data.name} has {data.inputs}{kind}: make the model for {data.inputs}"
+        )
     shapes = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
     if shapes != dict(graph.state_shapes):
         raise BadInput("the method was made for another model than the one given: make both from the same model")

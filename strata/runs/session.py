@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from strata.core.errors import one_line
 from strata.core.files import read_json, write_atomic
 from strata.core.processes import Interrupts
+from strata.data.objectives import Classification, Objective
 from strata.engines import Engine
 from strata.execution import flops
 from strata.federation.jobs import evaluate, final_state
@@ -54,7 +55,8 @@ class Result:
 
     @property
     def per_class_accuracy(self) -> list[float | None]:
-        return list(self.summary["per_class_accuracy"])
+        """Empty where the model does something else than to classify."""
+        return list(self.summary.get("per_class_accuracy", ()))
 
     @cached_property
     def metrics(self) -> list[dict[str, Any]]:
@@ -80,6 +82,7 @@ class Session:
     account: Account | None = None  # with differential privacy
     saved: int = -1  # the newest checkpoint's round
     pretrained: bool = False  # the model's weights are trained ones
+    objective: Objective = Classification()  # of the data
 
     def run(self, model: nn.Module, interrupts: Interrupts) -> Result:
         folder, total = self.folder, self.options.rounds
@@ -150,7 +153,7 @@ class Session:
         cut = self.method.evaluation_cut(state.round - 1)
         return evaluate(
             self.engine, state.tensors, cut, self.samples[part], part, bn or self.options.bn, state.round,
-            self.options.seed, self._calibration,
+            self.options.seed, self._calibration, self.objective,
         )  # fmt: skip
 
     @property
@@ -203,7 +206,7 @@ class Session:
         records = read_metrics(folder.path)
         summary = {
             "method": self.method.name, "seed": options.seed, "rounds": options.rounds, "accuracy": test.accuracy,
-            "loss": test.loss if math.isfinite(test.loss) else None, "per_class_accuracy": list(test.per_class),
+            "loss": test.loss if math.isfinite(test.loss) else None, **test.metrics,
             "bn": test.bn,
             "model_accuracy": plain.accuracy,  # of model.safetensors in ordinary inference
             **{key: sum(record[key] for record in records)
@@ -227,7 +230,7 @@ def rounded(seconds: float) -> float:
 
 
 def flops_of_tasks(method: Method, recomputed: Callable[[Cut], int] | None = None) -> Callable[[Task], int]:
-    """FLOPs per training sample of a task; of FjORD's levels, the mean. Remembered per shape."""
+    """FLOPs per training sample of a task, over its phases; of FjORD's levels, the mean. Remembered per shape."""
     known: dict[Any, int] = {}
 
     def of_cut(cut: Cut) -> int:
@@ -237,7 +240,10 @@ def flops_of_tasks(method: Method, recomputed: Callable[[Cut], int] | None = Non
         return known[key]
 
     def of_task(task: Task) -> int:
-        levels = task.levels or (task.cut,)
-        return sum(map(of_cut, levels)) // len(levels)
+        total = 0
+        for phase in task.phases:
+            levels = phase.levels or (phase.cut,)
+            total += sum(map(of_cut, levels)) // len(levels)
+        return total
 
     return of_task

@@ -25,14 +25,14 @@ def summarise(result: Result) -> None:
 
 def _rows(result: Result) -> list[tuple[str, str]]:
     summary = result.summary
-    per_class = [value for value in summary["per_class_accuracy"] if value is not None]
+    per_class = [value for value in summary.get("per_class_accuracy", ()) if value is not None]
     rounds = str(summary["rounds"])
     if "stopped" in summary:
         rounds += f" (stopped: {summary['stopped']})"
     rows = [
         ("accuracy", f"{summary['accuracy']:.2%} (batch norm {summary['bn']})"),
         ("loss", "not finite" if summary["loss"] is None else f"{summary['loss']:.4f}"),
-        ("per class", f"{min(per_class):.1%} to {max(per_class):.1%}"),
+        *([("per class", f"{min(per_class):.1%} to {max(per_class):.1%}")] if per_class else []),
         ("rounds", rounds),
         ("largest device", f"{show_bytes(summary['peak_bytes'])} measured peak"),
         ("upload", show_bytes(summary["upload_bytes"])),

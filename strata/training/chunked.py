@@ -20,8 +20,9 @@ from strata.ops.channels import ELEMENTWISE, argument, family
 from strata.training.stepwise import StepValues, last_uses, run_step
 
 if TYPE_CHECKING:
+    from strata.data.samples import Batch
     from strata.graph import ChannelGraph, Cut
-    from strata.training.submodels import Warm
+    from strata.training.submodels import BuiltSubmodel
 
 CHUNK_BYTES = 4 << 20  # of the largest value between two layers; measured best from 2 to 8 MiB
 FEWEST = 32  # images in a chunk: below, calls cost more than the cache saves
@@ -52,10 +53,10 @@ class Chunked:
     def __init__(self, graph: ChannelGraph, cut: Cut) -> None:
         mode = graph.mode("eval")
         table = graph.kept_table(cut)
-        self._input = next(node for node in mode.graph.nodes if node.op == "placeholder")
+        self._inputs = mode.inputs
         self._output = mode.output
         self._constants = graph.cut_constants(table)
-        batch = str(self._input.meta["val"].shape[0])
+        batch = str(self._inputs[0].meta["val"].shape[0])
         self._stretches: list[list[Step]] = [[]]  # each but the first begins with a batch norm
         for step in steps(mode, table):
             if not _keeps_samples_apart(step.node, batch):
@@ -67,12 +68,13 @@ class Chunked:
         self._spent = last_uses(nodes)
         values = [op for op in graph.sized(cut, 1, mode="eval") if op.kind == "op" and isinstance(op.shape, tuple)]
         largest = max((math.prod(op.shape) * op.dtype.itemsize for op in values if op.dtype is not None), default=1)
-        self._images = max(FEWEST, 1 << max(1, CHUNK_BYTES // largest).bit_length() - 1)  # a power of two
+        self._samples = max(FEWEST, 1 << max(1, CHUNK_BYTES // largest).bit_length() - 1)  # a power of two
 
-    def __call__(self, small: Warm, images: Tensor) -> Tensor:
-        """The outputs for the whole batch, images as `small` wants them."""
+    def __call__(self, small: BuiltSubmodel, inputs: Batch) -> Tensor:
+        """The outputs for the whole batch, which is as `small` wants it."""
         state = {**small.state, **{name: value.to(small.device) for name, value in self._constants.items()}}
-        chunks: list[dict[Any, Any]] = [{self._input: chunk} for chunk in images.split(self._images)]
+        split = zip(*(one.split(self._samples) for one in inputs), strict=True)
+        chunks: list[dict[Any, Any]] = [dict(zip(self._inputs, chunk, strict=True)) for chunk in split]
         statistics: Statistics | None = None
         for number, stretch in enumerate(self._stretches):
             following = self._stretches[number + 1][0] if number + 1 < len(self._stretches) else None

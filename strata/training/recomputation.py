@@ -7,23 +7,18 @@ not re-entrant). In that second run dropout draws the same numbers and running s
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
 from torch.utils.checkpoint import checkpoint
 
 from strata.core.errors import BadInput
-from strata.execution.placement import Placement, place, writes
+from strata.execution.placement import Placement, writes
 from strata.training import kernels
-
-if TYPE_CHECKING:
-    from strata.graph import ChannelGraph, Cut
-    from strata.training.settings import LocalTraining
 
 aten = torch.ops.aten
 MOMENTUM: dict[Any, int] = {
@@ -68,7 +63,7 @@ class Segmented:
     def __init__(self, graph: fx.Graph, placement: Placement) -> None:
         in_graph = [node for node in graph.nodes if node.op == "call_function"]
         nodes = [in_graph[index] for index in placement.order]
-        self.input = next(node.name for node in graph.nodes if node.op == "placeholder")
+        self.inputs = [node.name for node in graph.nodes if node.op == "placeholder"]
         (self.output,) = (source.name for node in graph.nodes if node.op == "output" for source in node.all_input_nodes)
         bounds = [placement.begin, *placement.cuts, len(nodes)]
         parts = [nodes[start:end] for start, end in zip(bounds, bounds[1:], strict=False)]
@@ -79,8 +74,8 @@ class Segmented:
             _segment(part, nodes, self.output, draws) for part, draws in zip(parts, random, strict=True)
         ]  # fmt: skip
 
-    def __call__(self, module: nn.Module, x: Tensor) -> Tensor:
-        values: dict[str, Any] = {self.input: x}
+    def __call__(self, module: nn.Module, *batch: Tensor) -> Tensor:
+        values: dict[str, Any] = dict(zip(self.inputs, batch, strict=True))
         for segment in self.segments:
             inputs = [values[name] for name in segment.inputs]
             for name in segment.gone:
@@ -89,37 +84,6 @@ class Segmented:
             del inputs
         result: Tensor = values[self.output]
         return result
-
-
-_segmented: weakref.WeakKeyDictionary[nn.Module, dict[Placement, Segmented]] = weakref.WeakKeyDictionary()
-
-
-def forward_of(
-    graph: ChannelGraph, cut: Cut, module: nn.Module, settings: LocalTraining
-) -> Callable[[Tensor], Tensor]:  # fmt: skip
-    """How a device runs the cut's `module` in training."""
-    if settings.activation_checkpointing is None:
-        return module
-    placement = placement_of(graph, cut, settings)
-    if not placement.cuts:
-        return module
-    known = _segmented.setdefault(module, {})
-    if placement not in known:
-        known[placement] = Segmented(module.train_graph, placement)  # type: ignore[arg-type]
-    segmented = known[placement]
-    return lambda x: segmented(module, x)
-
-
-def placement_of(graph: ChannelGraph, cut: Cut, settings: LocalTraining) -> Placement:
-    assert settings.activation_checkpointing is not None
-    return place(graph, cut, settings.activation_checkpointing, settings.micro_batch or settings.batch_size)
-
-
-def recomputed_flops(graph: ChannelGraph, settings: LocalTraining) -> Callable[[Cut], int]:
-    """FLOPs per sample that checkpointing adds to training a cut."""
-    if settings.activation_checkpointing is None:
-        return lambda cut: 0
-    return lambda cut: placement_of(graph, cut, settings).recomputed_flops
 
 
 def _segment(part: Sequence[fx.Node], nodes: Sequence[fx.Node], output: str, random: bool | None) -> Segment:

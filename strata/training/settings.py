@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -13,11 +14,14 @@ from torch.nn import functional
 from strata.core.errors import BadInput, one_line
 from strata.data.augmentation import augment, check_augmentation
 from strata.data.images import normalise
+from strata.data.objectives import Classification, Objective
+from strata.data.samples import Batch, is_images
 
-Loss = Callable[[Tensor, Tensor], Tensor]  # outputs [b, classes], labels [b] -> mean loss of the batch
+Loss = Callable[[Tensor, Tensor], Tensor]  # outputs [b, ...], targets [b, ...] -> mean loss of the batch
 OptimizerFactory = Callable[[list[nn.Parameter], float], torch.optim.Optimizer]  # trained parameters, learning rate
-Transform = Callable[[Tensor, torch.Generator], Tensor]  # uint8 images [b, C, H, W] -> what the network takes
-Preparation = Callable[[Tensor], Tensor]  # the same for evaluation: nothing random
+# what the samples hold (images: uint8 [b, C, H, W]) -> what the network takes; with several inputs, tuples of them
+Transform = Callable[[Any, torch.Generator], Any]
+Preparation = Callable[[Any], Any]  # the same for evaluation: nothing random
 
 
 def cross_entropy(outputs: Tensor, labels: Tensor) -> Tensor:
@@ -57,7 +61,7 @@ class LocalTraining:
     weight_decay: float = 1e-5
     proximal: float = 0.0  # FedProx's mu: adds mu/2 |w - w_received|^2 to the loss
     augmentation: str = "none"  # a name that strata.data.augment knows
-    loss: Loss = cross_entropy
+    loss: Loss | None = None  # None: the objective's
     optimizer: OptimizerFactory | None = None  # None: SGD with the momentum and weight decay above
     mean: tuple[float, ...] = ()  # of the data's channels, for normalisation
     std: tuple[float, ...] = ()
@@ -69,6 +73,7 @@ class LocalTraining:
     activation_checkpointing: int | str | None = None
     # our own convolutions in simulation; None: a run decides it where it begins (yes where there is a C compiler)
     kernels: bool | None = None
+    objective: Objective = Classification()  # of the data; a run takes it from there
 
     def __post_init__(self) -> None:
         for name in ("mean", "std"):  # lists are welcome, but settings are hashed
@@ -96,20 +101,39 @@ class LocalTraining:
         if self.momentum >= 1:
             raise BadInput(f"momentum must be below 1, not {self.momentum!r}")
 
-    def augmented(self, images: Tensor, generator: torch.Generator) -> Tensor:
-        """A mini-batch for training."""
-        if self.transform is not None:
-            return self.transform(images, generator)
-        return augment(images, self.augmentation, generator, self.mean, self.std)
+    @property
+    def by_objective(self) -> bool:
+        """Whether the loss is the objective's, which is known for each sample."""
+        own = self.loss is cross_entropy and self.objective == Classification()
+        return self.loss is None or own
 
-    def prepared(self, images: Tensor) -> Tensor:
+    def mean_loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Of a batch: what training descends."""
+        loss = self.loss or self.objective.mean_loss
+        return loss(outputs, targets)
+
+    def augmented(self, batch: Batch, generator: torch.Generator) -> Batch:
+        """A mini-batch for training. Of inputs that are no images nothing is changed."""
+        transform = self.transform
+        if transform is not None:
+            return _together(lambda inputs: transform(inputs, generator), batch)
+        return tuple(
+            augment(one, self.augmentation, generator, self.mean, self.std) if is_images(one) else one for one in batch
+        )
+
+    def prepared(self, batch: Batch) -> Batch:
         """A batch for evaluation."""
         if self.preparation is not None:
-            return self.preparation(images)
-        return normalise(images, self.mean, self.std)
+            return _together(self.preparation, batch)
+        return tuple(normalise(one, self.mean, self.std) if is_images(one) else one for one in batch)
 
     def new_optimizer(self, parameters: list[nn.Parameter], lr: float) -> torch.optim.Optimizer:
         """Fresh each round: a device keeps nothing between rounds."""
         if self.optimizer is not None:
             return self.optimizer(parameters, lr)
         return torch.optim.SGD(parameters, lr, self.momentum, weight_decay=self.weight_decay, fused=True)
+
+
+def _together(function: Callable[[Any], Any], batch: Batch) -> Batch:
+    """A function of the user's: of one input alone, or of all as a tuple."""
+    return (function(batch[0]),) if len(batch) == 1 else tuple(function(batch))

@@ -18,7 +18,7 @@ from strata.execution import flops
 from strata.execution.measured import measure
 from strata.execution.placement import Placement, place
 from strata.graph import ChannelGraph, Cut
-from strata.methods import FedAvg, FjORD, Method, Small, Task
+from strata.methods import FedAvg, FjORD, Method, Phase, Small, Task
 from strata.models import resnet20
 from strata.runs.description import describe_training
 from strata.training import LocalTraining, peak_bytes
@@ -62,7 +62,7 @@ def two_steps(name: str, cut: Cut, settings: LocalTraining) -> tuple[list[float]
     graph, state = network(name)
     small = warm(graph, cut)
     small.load(cut.extract(state))
-    trainer = Trainer(graph, Task(0, 0, cut), settings, lr=0.1)
+    trainer = Trainer(graph, Phase(cut), settings, lr=0.1)
     generator = torch.Generator().manual_seed(1)
     torch.manual_seed(2)  # dropout
     losses = []

@@ -28,6 +28,7 @@ from strata.graph import ChannelGraph
 from strata.runs.folder import has_checkpoint, is_finished, refuse_used
 from strata.runs.request import Request, jsonable
 from strata.runs.running import make_engine, run
+from strata.training import Workspace
 
 if TYPE_CHECKING:
     from flwr.serverapp import Grid
@@ -83,7 +84,7 @@ def run_on_fleet(grid: Grid, settings: RunSettings) -> Result | None:
 
     data = request.load_data() if terms.evaluation == "server" else _unseen_data(connected, saved)
     model = request.make_model(data, with_weights=not has_checkpoint(out))
-    graph = ChannelGraph(model, data.input_shape)
+    graph = ChannelGraph(model, data.inputs)
     connected.structure = graph.hash
     connected.labels = label_digest(data.class_names) or _labels(connected, saved)
     members = _members(connected, wanted, say)
@@ -105,7 +106,8 @@ def run_on_fleet(grid: Grid, settings: RunSettings) -> Result | None:
     training = request.make_training(data)
     rest, held = request.split(data)
     at_home = terms.evaluation == "server"
-    home = make_engine(model, rest, training, settings.workers, held=held, graph=graph) if at_home else None
+    workspace = Workspace(graph)
+    home = make_engine(model, rest, training, settings.workers, held=held, workspace=workspace) if at_home else None
     facts = {
         "names": fleet,
         "samples": samples,

@@ -23,6 +23,7 @@ from strata.training.vectorised.channels_last import arranged
 from strata.training.vectorised.plan import NotVectorisable, Plan
 
 if TYPE_CHECKING:
+    from strata.data.samples import Batch
     from strata.graph import ChannelGraph, Cut
 
 
@@ -72,13 +73,13 @@ class Grouped(nn.Module):
         }
         return [{name: parts[d].clone() for name, parts in split.items()} for d in range(self.devices)]
 
-    def forward(self, images: list[Tensor]) -> Tensor:
-        """One batch per device, all of one size; logits [devices, batch, classes]."""
-        fills_registers = len(images[0]) % kernels.LANES == 0
+    def forward(self, batches: Sequence[Batch]) -> Tensor:
+        """One batch per device, all of one size; outputs [devices, batch, ...]."""
+        fills_registers = len(batches[0][0]) % kernels.LANES == 0
         plan = self._quick if self._quick is not None and fills_registers else self._plan
         with torch.no_grad():
-            pairs = zip(self.frozen, images, strict=True)
-            boundary = [plan.run_frozen(state, arranged(x.to(self.device))) for state, x in pairs]
+            pairs = zip(self.frozen, batches, strict=True)
+            boundary = [plan.run_frozen(state, [arranged(x.to(self.device)) for x in batch]) for state, batch in pairs]
             joined = {node: plan.joined([one[node] for one in boundary]) for node in plan.boundary}
         return plan.run_trained(self.own, joined)
 

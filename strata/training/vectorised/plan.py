@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -51,7 +51,7 @@ class Plan:
         shapes = {op.name: op.shape for op in ops}
         self.devices, self.form = devices, form
         self.output = mode.output
-        self.images = next(node for node in mode.graph.nodes if node.op == "placeholder")
+        self.inputs = mode.inputs
         self.multiplied: set[str] = set()  # weights of linear layers: [devices, out, in]
         self.used: set[str] = set()
         self._frozen: list[Step] = []
@@ -89,8 +89,8 @@ class Plan:
             raise NotVectorisable("nothing is trained")
         self._last_use = last_uses([node for node, _ in self._trained])
 
-    def run_frozen(self, state: Mapping[str, Tensor], x: Tensor) -> dict[Any, Tensor]:
-        values: dict[Any, Any] = {self.images: x}
+    def run_frozen(self, state: Mapping[str, Tensor], batch: Sequence[Tensor]) -> dict[Any, Tensor]:
+        values: dict[Any, Any] = dict(zip(self.inputs, batch, strict=True))
         keep = set(self.boundary)
         for step in self._frozen:
             values[step.node] = _plain(step, values, state)
