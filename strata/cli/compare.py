@@ -15,7 +15,7 @@ from strata.core.errors import BadInput
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from strata.runs.compare import Row
+    from strata.results.comparison import Row
 
     Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]
 
@@ -44,6 +44,7 @@ def run(args: argparse.Namespace) -> int:
     from strata.engines import EngineFailed
     from strata.federation import RoundFailed
     from strata.methods.choice import refuse_unused
+    from strata.results.comparison import write_comparison
     from strata.runs.compare import compare
     from strata.runs.request import Request
 
@@ -52,13 +53,14 @@ def run(args: argparse.Namespace) -> int:
     refuse_unused(asked, methods)
     out = Path(args.out)
     try:
-        rows = compare(
+        folders = compare(
             Request(**{**asked, "method": methods[0]}), methods, args.seeds, out, workers=args.workers,
             timeout=timeout, checkpoint_every=args.checkpoint_every, progress=not args.quiet, ray=ray,
         )  # fmt: skip
     except (RoundFailed, EngineFailed) as error:
         print(f"strata compare: {error}", file=sys.stderr)
         return 1
+    rows = write_comparison(folders, out)
     if args.json:
         print(json.dumps([row.to_json() for row in rows], indent=2))
     else:
@@ -71,16 +73,21 @@ def show(rows: Sequence[Row], out: Path) -> None:
     from rich.markup import escape
     from rich.table import Table
 
+    from strata.results.statistics import show_percent
+
     table = Table(title=f"accuracy, mean ± std over {len(rows[0].accuracies)} seed(s)")
     for name in ("method", "accuracy", "largest device", "upload", "download", "TFLOP", "seconds"):
         table.add_column(name, justify="left" if name == "method" else "right")
     for row in rows:
-        spread = "" if row.std is None else f" ± {100 * row.std:.2f}"
         table.add_row(
-            row.method, f"{100 * row.mean:.2f}{spread} %", show_bytes(row.peak_bytes),
-            show_bytes(round(row.upload_bytes)), show_bytes(round(row.download_bytes)),
-            f"{row.train_flops / 1e12:.3g}", f"{row.seconds:.1f}",
-        )  # fmt: skip
+            row.method,
+            f"{show_percent(row.mean, row.std)} %",
+            show_bytes(row.peak_bytes),
+            show_bytes(round(row.upload_bytes)),
+            show_bytes(round(row.download_bytes)),
+            f"{row.train_flops / 1e12:.3g}",
+            f"{row.seconds:.1f}",
+        )
     console = Console()
     console.print(table)
     console.print(escape(f"picture: {out / 'accuracy.png'} and {out / 'accuracy.svg'}"), soft_wrap=True)

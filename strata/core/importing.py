@@ -28,4 +28,3 @@ def find(name: str, what: str, form: str, purpose: str) -> object:
             raise BadInput(f"module {module_name!r} has no {attribute!r} {purpose}")
         found = getattr(found, part)
     return found
-

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,7 +13,7 @@ from strata.experiments.setups import SETUPS
 from strata.runs.request import Request
 
 if TYPE_CHECKING:
-    from strata.results.cells import Results
+    from strata.experiments.cells import Results
 
 
 @dataclass(frozen=True)
@@ -40,6 +40,11 @@ class Asked:
         return math.ceil(rounds / self.evaluations)
 
 
+def level_text(constraints: Sequence[float]) -> str:
+    """What devices can hold: 0.125, or 0.125+0.25 for two kinds of them."""
+    return "+".join(f"{constraint:g}" for constraint in constraints)
+
+
 @dataclass(frozen=True)
 class Cell:
     """What is trained, apart from rounds and seed. Experiments that need the same cell share its runs."""
@@ -54,7 +59,7 @@ class Cell:
 
     @property
     def level(self) -> str:
-        return "+".join(f"{constraint:g}" for constraint in self.constraints)
+        return level_text(self.constraints)
 
     @property
     def name(self) -> str:
@@ -73,7 +78,9 @@ class Cell:
 
 
 @dataclass(frozen=True)
-class Run:
+class PlannedRun:
+    """One run of an experiment, done or still to be done."""
+
     cell: Cell
     request: Request
 
@@ -87,11 +94,11 @@ class Run:
 class Experiment:
     name: str
     title: str
-    runs: tuple[Run, ...]
+    runs: tuple[PlannedRun, ...]
     render: Callable[[Results, Path], list[Path]]  # results and a folder -> the files written there
 
 
-def runs_of(cells: list[Cell], asked: Asked) -> tuple[Run, ...]:
+def runs_of(cells: list[Cell], asked: Asked) -> tuple[PlannedRun, ...]:
     """Each cell once, with every seed; all cells with the first seed come first."""
     unique = list(dict.fromkeys(cells))
-    return tuple(Run(cell, cell.request(seed, asked)) for seed in range(asked.seeds) for cell in unique)
+    return tuple(PlannedRun(cell, cell.request(seed, asked)) for seed in range(asked.seeds) for cell in unique)

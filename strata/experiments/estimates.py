@@ -21,7 +21,7 @@ from strata.runs.session import flops_of_tasks
 from strata.training import LocalTraining, Workspace, cohorts, kernels, train_cohort, train_device
 
 if TYPE_CHECKING:
-    from strata.experiments.base import Run
+    from strata.experiments.base import PlannedRun
     from strata.graph import Cut
     from strata.methods import Method
     from strata.runs.request import Request
@@ -76,7 +76,7 @@ class Estimator:
     _speeds: dict[tuple[str, str, str], dict[int, float]] = field(default_factory=dict)
     _spent: float = 0.0  # seconds of measuring
 
-    def of(self, run: Run) -> Estimate:
+    def of(self, run: PlannedRun) -> Estimate:
         key = (run.cell.name, run.request.rounds)  # seeds cost the same
         if key not in self._estimates:
             self._estimates[key] = self._estimate(run.request)

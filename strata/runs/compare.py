@@ -1,24 +1,22 @@
-"""Several methods under the same budget, data and seeds: runs what is unfinished, then the table and the picture."""
+"""Several methods under the same budget, data and seeds: runs what is unfinished."""
 
 from __future__ import annotations
 
 import contextlib
 import shutil
-import statistics
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from strata.core.errors import BadInput
-from strata.core.files import Lock, read_json, read_object, said_plainly, write_json
+from strata.core.files import Lock, read_object, said_plainly, write_json
 from strata.engines import Engine
 from strata.engines.ray import Ray
 from strata.graph import ChannelGraph
 from strata.methods import method_class
 from strata.methods.choice import OF_SOME
-from strata.results import colours
-from strata.runs.folder import differences, read_metrics
+from strata.runs.folder import differences
 from strata.runs.progress import display
 from strata.runs.request import Request, jsonable
 from strata.runs.running import make_engine, run
@@ -26,39 +24,6 @@ from strata.runs.running import make_engine, run
 FILE = "compare.json"
 LEFTOVERS = {".lock", f"{FILE}.tmp"}  # of a comparison that was killed as it began
 OF_METHODS = ("method", *OF_SOME)  # of a request: not the same for all methods of a comparison
-
-
-@dataclass(frozen=True)
-class Row:
-    """One method, over all seeds."""
-
-    method: str
-    accuracies: tuple[float, ...]
-    upload_bytes: float  # mean over seeds
-    download_bytes: float
-    train_flops: float
-    peak_bytes: int
-    seconds: float
-    rounds: tuple[int, ...]  # where it was evaluated
-    curve: tuple[float, ...]  # mean accuracy there
-    spread: tuple[float, ...]
-
-    @property
-    def mean(self) -> float:
-        return statistics.fmean(self.accuracies)
-
-    @property
-    def std(self) -> float | None:
-        """Sample standard deviation; None from a single seed."""
-        return statistics.stdev(self.accuracies) if len(self.accuracies) > 1 else None
-
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "method": self.method, "accuracy_mean": self.mean, "accuracy_std": self.std,
-            "accuracies": list(self.accuracies), "upload_bytes": self.upload_bytes,
-            "download_bytes": self.download_bytes, "train_flops": self.train_flops, "peak_bytes": self.peak_bytes,
-            "seconds": self.seconds, "rounds": list(self.rounds), "curve": list(self.curve),
-        }  # fmt: skip
 
 
 def compare(
@@ -72,8 +37,8 @@ def compare(
     checkpoint_every: int = 1,
     progress: bool = True,
     ray: Ray | None = None,
-) -> list[Row]:
-    """Runs go to out/METHOD/seed-N; finished ones are kept, half-finished ones resumed."""
+) -> dict[str, list[Path]]:
+    """Runs go to out/METHOD/seed-N; finished ones are kept, half-finished ones resumed. The folders of each method."""
     _check(methods, seeds)
     request.check_options()
     requests = [
@@ -110,10 +75,7 @@ def compare(
                 finally:
                     if engine is not shared:
                         engine.close()
-            rows = [gather(name, [_folder(out, name, request.seed + n) for n in range(seeds)]) for name in methods]
-            write_json(out / "summary.json", [row.to_json() for row in rows])
-            draw(rows, out)
-            return rows
+        return {name: [_folder(out, name, request.seed + n) for n in range(seeds)] for name in methods}
     finally:
         if shared is not None:
             shared.close()
@@ -174,49 +136,3 @@ def _claimed(out: Path, request: Request, requests: Sequence[Request], extent: M
             raise
     finally:
         lock.release()
-
-
-def gather(method: str, folders: Sequence[Path]) -> Row:
-    """What these runs, one per seed, came to."""
-    summaries = [read_json(folder / "summary.json") for folder in folders]
-    curves = [
-        {r["round"] + 1: r["accuracy"] for r in read_metrics(folder) if r["accuracy"] is not None} for folder in folders
-    ]
-    rounds = sorted(set.intersection(*map(set, curves)))
-    columns = [[curve[round] for curve in curves] for round in rounds]
-
-    def mean(key: str) -> float:
-        return statistics.fmean(summary[key] for summary in summaries)
-
-    return Row(
-        method, tuple(summary["accuracy"] for summary in summaries), mean("upload_bytes"), mean("download_bytes"),
-        mean("train_flops"), max(summary["peak_bytes"] for summary in summaries), mean("seconds"), tuple(rounds),
-        tuple(map(statistics.fmean, columns)),
-        tuple(statistics.stdev(column) if len(column) > 1 else 0.0 for column in columns),
-    )  # fmt: skip
-
-
-def draw(rows: Sequence[Row], out: Path) -> None:
-    """accuracy.png and accuracy.svg: mean over seeds, with a band of one standard deviation."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-    from matplotlib.ticker import MaxNLocator
-
-    figure, axes = pyplot.subplots(figsize=(7, 4.2), layout="constrained")
-    for row in rows:
-        colour = colours.METHODS[row.method]
-        values = [100 * value for value in row.curve]
-        axes.plot(row.rounds, values, color=colour, label=f"{row.method} ({100 * row.mean:.1f} %)", linewidth=1.8)
-        if any(row.spread):
-            low = [value - 100 * spread for value, spread in zip(values, row.spread, strict=True)]
-            high = [value + 100 * spread for value, spread in zip(values, row.spread, strict=True)]
-            axes.fill_between(row.rounds, low, high, color=colour, alpha=0.15, linewidth=0)
-    axes.set(xlabel="round", ylabel="test accuracy in %", ylim=(0, 100))
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    axes.grid(alpha=0.3)
-    axes.legend(loc="lower right", frameon=False)
-    for suffix in ("png", "svg"):
-        figure.savefig(out / f"accuracy.{suffix}", dpi=150)
-    pyplot.close(figure)

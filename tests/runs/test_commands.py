@@ -14,6 +14,7 @@ import pytest
 from strata.cli import main
 from strata.core.files import Lock
 from strata.engines import Engine
+from strata.methods import METHODS
 from strata.runs import compare as comparing
 from strata.runs.request import Request, launch
 from tests.federation.tiny import bits
@@ -277,6 +278,17 @@ def test_compare_in_another_order_and_with_more_methods(capsys: pytest.CaptureFi
     lock.release()
     assert code == 2 and "in use by another run" in err
     assert Path("cmp/compare.json").read_bytes() == before
+
+
+def test_compare_of_a_method_without_a_colour(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(METHODS, "mine", METHODS["small"])  # as a user would register it
+    code, out, err = strata(
+        capsys, "compare", "--methods", "mine,slt", *SMALL, "--constraint", "0.75", "--out", "cmp", "--json"
+    )
+    assert code == 0 and [row["method"] for row in json.loads(out)] == ["mine", "slt"], err
+    assert "mine (" in Path("cmp/accuracy.svg").read_text()
 
 
 def test_compare_leaves_nothing_of_what_it_refuses(capsys: pytest.CaptureFixture[str]) -> None:

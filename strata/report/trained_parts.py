@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
-from strata.report.rebuilding import UNFIT, Missing, Workshop
-from strata.results.reading import Run, listed, mapping, number, whole
+from strata.report.reconstruction import UNFIT, Missing, Reconstruction
+from strata.results.reading import RecordedRun, listed, mapping, number, whole
 
 if TYPE_CHECKING:
     from strata.graph import ChannelGraph, Cut
@@ -17,7 +17,7 @@ FRAMES = 60  # pictures of an animation: more rounds than that are thinned out
 STEADY = ("small", "fedavg")  # the same cut in every round, for every device
 
 
-def parts_of(run: Run, workshop: Workshop) -> dict[str, Any]:
+def parts_of(run: RecordedRun, rebuilt: Reconstruction) -> dict[str, Any]:
     """JSON for the page: layers, and frames of (first round, device, per layer: frozen?, share, kept channels).
 
     Kept channels are [from, to) as shares of the layer's width, so the page draws them at any size.
@@ -25,7 +25,7 @@ def parts_of(run: Run, workshop: Workshop) -> dict[str, Any]:
     if not run.records:
         raise Missing("no round is done yet")
     try:
-        made = _exact(run, workshop.graph(run))
+        made = _exact(run, rebuilt.graph(run))
         if run.plan.get("levels"):
             made["note"] = "Drawn for the weakest devices; stronger ones freeze fewer layers."
         if made["thinned"]:
@@ -35,12 +35,12 @@ def parts_of(run: Run, workshop: Workshop) -> dict[str, Any]:
         return {**_outline(run), "note": f"Drawn from the plan alone: {error}."}
 
 
-def _thinned(run: Run) -> bool:
+def _thinned(run: RecordedRun) -> bool:
     """Whether a picture stands for one round among others that were different."""
     return run.method != "slt" and run.method not in STEADY and len(run.records) > FRAMES
 
 
-def _frames(run: Run) -> list[tuple[int, int, int | None]]:
+def _frames(run: RecordedRun) -> list[tuple[int, int, int | None]]:
     """(first round, step, the first device asked then) of each picture."""
     rounds = [(int(r["round"]), whole(r.get("step")) or 0, _first(r.get("devices"))) for r in run.records]
     if run.method == "slt":
@@ -59,7 +59,7 @@ def _first(devices: Any) -> int | None:
 # --- with the network at hand ------------------------------------------------------------------------------------
 
 
-def _exact(run: Run, graph: ChannelGraph) -> dict[str, Any]:
+def _exact(run: RecordedRun, graph: ChannelGraph) -> dict[str, Any]:
     layers = _layers(graph)
     frames = []
     for (first, _, device), cut in _cuts(run, graph):
@@ -68,16 +68,19 @@ def _exact(run: Run, graph: ChannelGraph) -> dict[str, Any]:
         frozen = sum(math.prod(cut.shapes[name]) for name in cut.frozen)
         frames.append({"round": first, "device": device, "layers": shown, "trained": trained, "frozen": frozen})
     total = sum(math.prod(graph.state_shapes[name]) for name in graph.parameter_names)
-    named = [
-        {"name": _title(graph, k), "width": graph.state_shapes[main][0]} for k, (_, main) in layers.items()
-    ]  # fmt: skip
+    named = [{"name": _title(graph, k), "width": graph.state_shapes[main][0]} for k, (_, main) in layers.items()]
     return {
-        "layers": named, "frames": frames, "parameters": total, "exact": True, "rounds": len(run.records),
-        "watched": None if run.method == "slt" else _watched(graph, layers), "thinned": _thinned(run),
-    }  # fmt: skip
+        "layers": named,
+        "frames": frames,
+        "parameters": total,
+        "exact": True,
+        "rounds": len(run.records),
+        "watched": None if run.method == "slt" else _watched(graph, layers),
+        "thinned": _thinned(run),
+    }
 
 
-def _cuts(run: Run, graph: ChannelGraph) -> Iterator[tuple[tuple[int, int, int | None], Cut]]:
+def _cuts(run: RecordedRun, graph: ChannelGraph) -> Iterator[tuple[tuple[int, int, int | None], Cut]]:
     from strata.methods import create
 
     frames = _frames(run)
@@ -144,7 +147,7 @@ def spans(indices: Sequence[int]) -> list[tuple[int, int]]:
 # --- without it --------------------------------------------------------------------------------------------------
 
 
-def _outline(run: Run) -> dict[str, Any]:
+def _outline(run: RecordedRun) -> dict[str, Any]:
     """SLT: the layers the plan speaks of and one for all above them. Others: the width of the whole model."""
     if run.method == "slt":
         return _outline_slt(run)
@@ -153,11 +156,16 @@ def _outline(run: Run) -> dict[str, Any]:
     scale = min(1.0, max(0.0, 1.0 if run.method == "fedavg" else max(known, default=1.0)))
     layer = {"frozen": False, "share": scale * scale, "kept": [[0.0, scale]]}
     frame = {"round": 0, "device": None, "layers": [layer], "trained": None, "frozen": None}
-    return {"layers": [{"name": "every layer", "width": None}], "frames": [frame], "parameters": None, "exact": False,
-            "rounds": len(run.records)}  # fmt: skip
+    return {
+        "layers": [{"name": "every layer", "width": None}],
+        "frames": [frame],
+        "parameters": None,
+        "exact": False,
+        "rounds": len(run.records),
+    }
 
 
-def _outline_slt(run: Run) -> dict[str, Any]:
+def _outline_slt(run: RecordedRun) -> dict[str, Any]:
     steps: dict[int | None, Mapping[str, Any]] = {
         whole(step.get("step")): step for step in map(mapping, listed(run.plan.get("steps")))
     }
@@ -170,12 +178,20 @@ def _outline_slt(run: Run) -> dict[str, Any]:
         frozen, trained = whole(step.get("k_frozen")) or 0, whole(step.get("k_trained")) or 0
         scale = min(1.0, max(0.0, number(step.get("scale")) or 0.0))
         layers = [
-            {"frozen": k <= frozen, "share": 0.0 if k <= frozen else 1.0 if k <= trained else scale * scale,
-             "kept": [[0.0, 1.0 if k <= trained else scale]]}
+            {
+                "frozen": k <= frozen,
+                "share": 0.0 if k <= frozen else 1.0 if k <= trained else scale * scale,
+                "kept": [[0.0, 1.0 if k <= trained else scale]],
+            }
             for k in range(1, depth + 2)
-        ]  # fmt: skip
+        ]
         parameters = whole(step.get("trained_parameters"))
         frames.append({"round": first, "device": device, "layers": layers, "trained": parameters, "frozen": None})
     named = [{"name": f"layer {k}", "width": None} for k in range(1, depth + 1)]
-    return {"layers": [*named, {"name": "all above", "width": None}], "frames": frames, "parameters": None,
-            "exact": False, "rounds": len(run.records)}  # fmt: skip
+    return {
+        "layers": [*named, {"name": "all above", "width": None}],
+        "frames": frames,
+        "parameters": None,
+        "exact": False,
+        "rounds": len(run.records),
+    }

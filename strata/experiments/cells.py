@@ -1,27 +1,22 @@
-"""What finished runs came to, read from their folders."""
+"""What finished runs of cells came to, read from their folders: CELL/rounds-N/seed-N."""
 
 from __future__ import annotations
 
-import statistics
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from strata.core.files import read_json
 from strata.experiments.base import Cell
-from strata.runs.folder import read_metrics
-
-
-def finished(folder: Path) -> bool:
-    """The summary is written last. Weights may have been left out where results were copied from."""
-    return (folder / "summary.json").exists()
+from strata.results.curves import Records
+from strata.results.reading import is_finished, mapping, read_metrics, read_number, read_object
+from strata.results.statistics import deviation, mean, show
 
 
 @dataclass(frozen=True)
-class Outcome:
+class CellResult:
     """One cell over its seeds, all with the same number of rounds. Accuracies in percent."""
 
     cell: Cell
@@ -29,21 +24,20 @@ class Outcome:
     folders: tuple[Path, ...]
 
     @cached_property
-    def summaries(self) -> list[dict[str, Any]]:
-        return [read_json(folder / "summary.json") for folder in self.folders]
+    def summaries(self) -> list[Mapping[str, Any]]:
+        return [read_object(folder / "summary.json") for folder in self.folders]
 
     @cached_property
     def accuracies(self) -> list[float]:
-        return [100 * summary["accuracy"] for summary in self.summaries]
+        return [100 * value for value in self._numbers("accuracy")]
 
     @property
     def mean(self) -> float:
-        return statistics.fmean(self.accuracies)
+        return mean(self.accuracies)
 
     @property
     def std(self) -> float | None:
-        """Sample standard deviation; None from a single seed."""
-        return statistics.stdev(self.accuracies) if len(self.accuracies) > 1 else None
+        return deviation(self.accuracies)
 
     @property
     def seeds(self) -> int:
@@ -52,34 +46,37 @@ class Outcome:
     @property
     def peak_bytes(self) -> int:
         """Of the largest device, as measured in training."""
-        return max(int(summary["peak_bytes"]) for summary in self.summaries)
+        return int(max(self._numbers("peak_bytes")))
 
     @property
     def bn(self) -> str:
-        return "/".join(sorted({str(summary["bn"]) for summary in self.summaries}))
+        return _joined(summary.get("bn") for summary in self.summaries)
 
     @cached_property
     def accounting(self) -> str:
         """How the bytes of the plan were counted; methods that scale width are given their ratio and count none."""
-        found = {str(read_json(folder / "plan.json").get("accounting", "-")) for folder in self.folders}
-        return "/".join(sorted(found))
+        return _joined(read_object(folder / "plan.json").get("accounting", "-") for folder in self.folders)
 
     @cached_property
-    def request(self) -> dict[str, Any]:
+    def request(self) -> Mapping[str, Any]:
         """What the first seed's run was asked for."""
-        return dict(read_json(self.folders[0] / "config.json").get("request") or {})
+        return mapping(read_object(self.folders[0] / "config.json").get("request"))
 
     @cached_property
-    def metrics(self) -> list[list[dict[str, Any]]]:
+    def metrics(self) -> Sequence[Records]:
         """Per seed, one record a round."""
         return [read_metrics(folder) for folder in self.folders]
+
+    def _numbers(self, key: str) -> list[float]:
+        both = zip(self.folders, self.summaries, strict=True)
+        return [read_number(folder / "summary.json", summary, key) for folder, summary in both]
 
     def __str__(self) -> str:
         return show(self.mean, self.std)
 
 
-def show(mean: float, std: float | None) -> str:
-    return f"{mean:.1f}" if std is None else f"{mean:.1f} ± {std:.1f}"
+def _joined(values: Iterable[Any]) -> str:
+    return "/".join(sorted(set(map(str, values))))
 
 
 @dataclass(frozen=True)
@@ -95,14 +92,16 @@ class Results:
     cells: frozenset[str] | None = None
     seeds: int | None = None
 
-    def of(self, cell: Cell, rounds: int | None = None) -> Outcome | None:
+    def of(self, cell: Cell, rounds: int | None = None) -> CellResult | None:
         """Its runs of this length, or the longest; None where none is finished."""
         if rounds is None:
             rounds = max(self.lengths([cell]), default=None)
-        folders = () if rounds is None else self._folders(cell, rounds)
-        return Outcome(cell, rounds, folders) if rounds is not None and folders else None
+        if rounds is None:
+            return None
+        folders = self._folders(cell, rounds)
+        return CellResult(cell, rounds, folders) if folders else None
 
-    def every(self, cell: Cell) -> list[Outcome]:
+    def every(self, cell: Cell) -> list[CellResult]:
         """One of each length, ascending."""
         return [one for rounds in self.lengths([cell]) if (one := self.of(cell, rounds)) is not None]
 
@@ -128,7 +127,8 @@ class Results:
         if self.cells is not None and cell.name not in self.cells:
             return ()
         seeds = _numbered(self.root / cell.name / f"rounds-{rounds}", "seed-")
-        return tuple(seeds[n] for n in sorted(seeds) if (self.seeds is None or n < self.seeds) and finished(seeds[n]))
+        wanted = (n for n in sorted(seeds) if self.seeds is None or n < self.seeds)
+        return tuple(seeds[n] for n in wanted if is_finished(seeds[n]))
 
 
 def _numbered(place: Path, prefix: str) -> dict[int, Path]:

@@ -18,8 +18,8 @@ from unittest.mock import patch
 import pytest
 
 from strata.cli import main
-from strata.report import watching
-from strata.report.watching import Server, serving
+from strata.report import server as page_server
+from strata.report.server import PageServer, serving
 from tests.report.made import append, finish, make_run
 
 
@@ -29,19 +29,19 @@ def run(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def server(run: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
-    monkeypatch.setattr(watching, "LOOK", 0.05)
+def server(run: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[PageServer]:
+    monkeypatch.setattr(page_server, "LOOK", 0.05)
     with serving(run) as server:
         yield server
 
 
-def get(server: Server, path: str, **headers: str) -> http.client.HTTPResponse:
+def get(server: PageServer, path: str, **headers: str) -> http.client.HTTPResponse:
     connection = http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=20)
     connection.request("GET", path, headers=headers)
     return connection.getresponse()
 
 
-def test_page_and_data(server: Server) -> None:
+def test_page_and_data(server: PageServer) -> None:
     answer = get(server, "/")
     assert answer.status == 200 and b'id="data"' in answer.read()
     answer = get(server, "/data.json")
@@ -54,7 +54,7 @@ def test_page_and_data(server: Server) -> None:
     assert get(server, "/../../etc/passwd").status == 404
 
 
-def test_only_for_this_machine(server: Server) -> None:
+def test_only_for_this_machine(server: PageServer) -> None:
     assert server.server_address[0] == "127.0.0.1"
     assert get(server, "/data.json", Host="evil.example").status == 403
     for name in ("evil.example:80", "127.0.0.1.evil.example", "localhost:80:80", "localhost:", "evil@localhost", ""):
@@ -63,14 +63,14 @@ def test_only_for_this_machine(server: Server) -> None:
         assert get(server, "/data.json", Host=name).status == 200
 
 
-def events(server: Server) -> tuple[socket.socket, Iterator[int]]:
+def events(server: PageServer) -> tuple[socket.socket, Iterator[int]]:
     stream = socket.create_connection(("127.0.0.1", server.server_port), timeout=20)
     stream.sendall(f"GET /events HTTP/1.1\r\nHost: 127.0.0.1:{server.server_port}\r\n\r\n".encode())
     lines = stream.makefile("rb")
     return stream, (int(line.split()[1]) for line in lines if line.startswith(b"data: "))
 
 
-def test_a_new_round_and_the_end_are_told_at_once(server: Server, run: Path) -> None:
+def test_a_new_round_and_the_end_are_told_at_once(server: PageServer, run: Path) -> None:
     stream, versions = events(server)
     try:
         version = next(versions)
@@ -88,15 +88,15 @@ def test_a_new_round_and_the_end_are_told_at_once(server: Server, run: Path) -> 
     assert get(server, "/").status == 200  # the run has ended, the page stays
 
 
-def test_nothing_new_is_not_told(server: Server) -> None:
+def test_nothing_new_is_not_told(server: PageServer) -> None:
     time.sleep(0.3)
     before = server.watched.version
     time.sleep(0.4)
     assert server.watched.version == before
 
 
-def test_many_open_pages_are_refused(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    for _ in range(watching.STREAMS):
+def test_many_open_pages_are_refused(server: PageServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    for _ in range(page_server.STREAMS):
         server.streams.acquire()
     assert get(server, "/events").status == 503
     assert get(server, "/data.json").status == 200
@@ -135,7 +135,7 @@ def test_ctrl_c_ends_it_cleanly(run: Path) -> None:
     assert process.returncode == 0 and error == ""
 
 
-def data(server: Server) -> dict[str, Any]:
+def data(server: PageServer) -> dict[str, Any]:
     value: dict[str, Any] = json.loads(get(server, "/data.json").read())
     return value
 
@@ -148,10 +148,12 @@ def wait(condition: Callable[[], bool]) -> None:
     raise AssertionError("it did not come about")
 
 
-def test_what_nobody_expected_is_said_and_survived(server: Server, run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_nobody_expected_is_said_and_survived(
+    server: PageServer, run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     time.sleep(0.3)
     with monkeypatch.context() as broken:
-        broken.setattr(watching, "contents", lambda *_: 1 / 0)
+        broken.setattr(page_server, "page_data", lambda *_: 1 / 0)
         append(run, 2, 0.3)
         wait(lambda: "ZeroDivisionError" in str(data(server)["problems"]))
         version = server.watched.version
@@ -165,7 +167,7 @@ def test_a_large_tree_is_walked_through_less_often(run: Path, monkeypatch: pytes
     (run / "checkpoint").mkdir()
     for number in range(50):
         (run / f"sub-{number}").mkdir()
-    watched = watching.Watched(run.parent)
+    watched = page_server.WatchedFolder(run.parent)
     with patch.object(os, "scandir", wraps=os.scandir) as scandir:
         watched._state()
     assert [call.args for call in scandir.call_args_list] == [(str(run.parent),), (str(run),)]  # not within a run
@@ -178,10 +180,10 @@ def test_a_large_tree_is_walked_through_less_often(run: Path, monkeypatch: pytes
     monkeypatch.setattr(watched._over, "wait", wait)
     monkeypatch.setattr(watched, "look_again", lambda: setattr(watched, "_effort", 0.5 if rests else 0.001))
     watched.watch()
-    assert rests == [watching.LOOK, 5.0]
+    assert rests == [page_server.LOOK, 5.0]
 
 
-def test_a_folder_that_vanishes_is_survived(server: Server, run: Path) -> None:
+def test_a_folder_that_vanishes_is_survived(server: PageServer, run: Path) -> None:
     time.sleep(0.3)
     run.rename(run.with_name("elsewhere"))
     time.sleep(0.3)

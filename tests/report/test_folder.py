@@ -15,11 +15,12 @@ import pytest
 from strata.cli import main
 from strata.core.errors import BadInput
 from strata.report import figures, tables, write_report
-from strata.report.contents import contents
+from strata.report.folder import MARK
 from strata.report.page import embedded, page
-from strata.report.rebuilding import Workshop
-from strata.report.writing import MARK
+from strata.report.page_data import page_data
+from strata.report.reconstruction import Reconstruction
 from strata.results.reading import find_runs
+from strata.results.tables import comma_separated
 from tests.report.made import PLAN, make_run
 
 EVIL = "</script><script>alert(1)</script><!--&$x_{|`=\"'"
@@ -75,7 +76,7 @@ def test_foreign_folders_are_refused(tmp_path: Path, runs: Path) -> None:
 
 def test_text_from_runs_cannot_leave_its_place(tmp_path: Path) -> None:
     make_run(tmp_path / "a", method=EVIL, partition=EVIL, dropped={0: [{"id": 1, "reason": EVIL}]})
-    made = contents(find_runs([tmp_path]), None, EVIL)
+    made = page_data(find_runs([tmp_path]), None, EVIL)
     text = page(made, "/* plotly */")
     assert "alert(1)</script>" not in text and text.count("</script>") == 3  # data, plotly, page
     data = re.search(r'id="data">(.*?)</script>', text, re.DOTALL)
@@ -91,14 +92,14 @@ def test_text_from_runs_cannot_leave_its_place(tmp_path: Path) -> None:
 
 
 def test_the_page_loads_nothing_and_holds_plotly_once(runs: Path) -> None:
-    text = page(contents(find_runs([runs]), None))
+    text = page(page_data(find_runs([runs]), None))
     assert text.count("* plotly.js v") == 1
     own = text.replace(text[text.index("/**\n* plotly.js") : text.index('<script>"use strict"')], "")
     assert not re.search(r'(src|href)="(?!data:)', own) and "default-src 'none'" in own
 
 
 def test_tables_agree_with_the_runs(runs: Path) -> None:
-    made = contents(find_runs([runs]), None)
+    made = page_data(find_runs([runs]), None)
     files = {name: text.decode() for name, text in tables.files(made).items()}
     rows = list(csv.DictReader(io.StringIO(files["tables/summary.csv"])))
     assert [row["method"] for row in rows] == ["slt", "small"]
@@ -113,7 +114,7 @@ def test_tables_agree_with_the_runs(runs: Path) -> None:
 def test_tables_say_which_runs_are_counted(tmp_path: Path) -> None:
     for seed, done in enumerate((4, 2)):
         make_run(tmp_path / str(seed), seed=seed, done=done)
-    files = {name: text.decode() for name, text in tables.files(contents(find_runs([tmp_path]), None)).items()}
+    files = {name: text.decode() for name, text in tables.files(page_data(find_runs([tmp_path]), None)).items()}
     (row,) = csv.DictReader(io.StringIO(files["tables/summary.csv"]))
     wanted = {"rounds_done": "4", "seeds": "1", "runs": "2", "counted": "finished runs", "accuracy_mean": "0.4",
               "accuracy_std": "", "upload_bytes": "4000.0", "status": "unfinished"}  # fmt: skip
@@ -123,12 +124,12 @@ def test_tables_say_which_runs_are_counted(tmp_path: Path) -> None:
 
 
 def test_names_that_a_spreadsheet_would_run_are_text() -> None:
-    text = tables.to_csv(tables.Table(("a",), [("=cmd()",), ("plain",), (-1.5,), (None,)]))
+    text = comma_separated(("a",), [("=cmd()",), ("plain",), (-1.5,), (None,)])
     assert text.splitlines() == ["a", "'=cmd()", "plain", "-1.5", '""']
 
 
 def test_figures_are_drawn_and_are_the_same_for_the_same_runs(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    made = contents(find_runs([runs]), Workshop())
+    made = page_data(find_runs([runs]), Reconstruction())
     first = figures.files(made)
     names = ["accuracy-rounds", "accuracy-upload", "accuracy-flops", "accuracy-seconds", "steps", "memory-1-slt",
              "memory-2-small", "parameters-1-slt", "parameters-2-small", "per-class"]  # fmt: skip

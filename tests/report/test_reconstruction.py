@@ -10,11 +10,11 @@ import pytest
 
 from strata.data import load, parse_partition
 from strata.methods import FD, FedRolex
-from strata.report.contents import contents
 from strata.report.page import embedded
-from strata.report.parts import parts_of, spans
-from strata.report.rebuilding import Missing, Workshop
+from strata.report.page_data import page_data
+from strata.report.reconstruction import Missing, Reconstruction
 from strata.report.tables import summary
+from strata.report.trained_parts import parts_of, spans
 from strata.results.reading import read_run
 from strata.runs.description import describe_data
 from tests.report.made import PLAN, make_run
@@ -24,26 +24,26 @@ REQUEST = {"model": "resnet20", "data": "digits", "data_dir": None, "constraints
 
 
 @pytest.fixture(scope="module")
-def workshop(tmp_path_factory: pytest.TempPathFactory) -> Workshop:
+def rebuilt(tmp_path_factory: pytest.TempPathFactory) -> Reconstruction:
     """One graph for all tests here."""
     from strata.graph import ChannelGraph
     from strata.models import resnet20
 
-    made = Workshop()
+    made = Reconstruction()
     made._graphs["resnet20", 10, (3, 32, 32)] = ChannelGraph(resnet20(10, 32), (3, 32, 32))
     return made
 
 
-def run_on_digits(path: Path, workshop: Workshop, method: str = "fd", **more: object) -> Path:
-    (graph,) = workshop._graphs.values()
+def run_on_digits(path: Path, rebuilt: Reconstruction, method: str = "fd", **more: object) -> Path:
+    (graph,) = rebuilt._graphs.values()
     structure = {"class": "ResNet", "structure": graph.hash}
     more = {"data": describe_data(load("digits")), "model": structure, "request": REQUEST} | more
     return make_run(path, method=method, **more)  # type: ignore[arg-type]
 
 
-def test_holdings_are_those_of_the_runs_partition(tmp_path: Path, workshop: Workshop) -> None:
-    run = read_run(run_on_digits(tmp_path / "a", workshop, seed=3, partition="dirichlet:0.3", devices=20))
-    made = workshop.holdings(run)
+def test_holdings_are_those_of_the_runs_partition(tmp_path: Path, rebuilt: Reconstruction) -> None:
+    run = read_run(run_on_digits(tmp_path / "a", rebuilt, seed=3, partition="dirichlet:0.3", devices=20))
+    made = rebuilt.holdings(run)
     data = load("digits")
     parts = parse_partition("dirichlet:0.3", data, 20, 3)
     for device in (0, 7, 19):
@@ -51,24 +51,24 @@ def test_holdings_are_those_of_the_runs_partition(tmp_path: Path, workshop: Work
         assert made["counts"][device] == expected.tolist()
 
 
-def test_other_data_and_own_partitions_are_left_out_with_a_reason(tmp_path: Path, workshop: Workshop) -> None:
+def test_other_data_and_own_partitions_are_left_out_with_a_reason(tmp_path: Path, rebuilt: Reconstruction) -> None:
     other = describe_data(load("digits")) | {"sha256": "0000"}
     cases = {
-        "not the one the run used": run_on_digits(tmp_path / "a", workshop, data=other),
-        "a partition of its own": run_on_digits(tmp_path / "b", workshop, partition="own:abc"),
+        "not the one the run used": run_on_digits(tmp_path / "a", rebuilt, data=other),
+        "a partition of its own": run_on_digits(tmp_path / "b", rebuilt, partition="own:abc"),
         "from Python": make_run(tmp_path / "c"),
         "is not here": run_on_digits(
-            tmp_path / "d", workshop, request=REQUEST | {"data": "cifar10", "data_dir": str(tmp_path / "none")}
+            tmp_path / "d", rebuilt, request=REQUEST | {"data": "cifar10", "data_dir": str(tmp_path / "none")}
         ),
         "not here .*home directory": run_on_digits(
-            tmp_path / "e", workshop, request=REQUEST | {"data_dir": "~nosuchuser/x"}
+            tmp_path / "e", rebuilt, request=REQUEST | {"data_dir": "~nosuchuser/x"}
         ),
-        "not one of Strata's": run_on_digits(tmp_path / "f", workshop, request=REQUEST | {"data": "folder:²"}),
+        "not one of Strata's": run_on_digits(tmp_path / "f", rebuilt, request=REQUEST | {"data": "folder:²"}),
     }
     for reason, path in cases.items():
         with pytest.raises(Missing, match=reason):
-            workshop.holdings(read_run(path))
-    made = contents([read_run(path) for path in cases.values()], workshop)
+            rebuilt.holdings(read_run(path))
+    made = page_data([read_run(path) for path in cases.values()], rebuilt)
     assert all("left out" in one["missing"] for one in made["data"])
 
 
@@ -77,12 +77,12 @@ def test_nothing_that_a_run_names_is_imported(tmp_path: Path, monkeypatch: pytes
     monkeypatch.syspath_prepend(str(tmp_path))
     run = make_run(tmp_path / "a", request=REQUEST | {"model": "evil:make"})
     with pytest.raises(Missing, match="imports no code"):
-        Workshop().graph(read_run(run))
-    contents([read_run(run)], Workshop())
+        Reconstruction().graph(read_run(run))
+    page_data([read_run(run)], Reconstruction())
     assert not (tmp_path / "ran").exists()
 
 
-def test_folders_of_a_runs_choosing_are_not_written_to(tmp_path: Path, workshop: Workshop) -> None:
+def test_folders_of_a_runs_choosing_are_not_written_to(tmp_path: Path, rebuilt: Reconstruction) -> None:
     from PIL import Image
 
     tiny = tmp_path / "tiny"
@@ -93,36 +93,36 @@ def test_folders_of_a_runs_choosing_are_not_written_to(tmp_path: Path, workshop:
     (tiny / "val" / "val_annotations.txt").write_text("0.JPEG\tn1\n")
     Image.new("RGB", (64, 64)).save(tiny / "val" / "images" / "0.JPEG")
     request = REQUEST | {"data": "tinyimagenet", "data_dir": str(tiny)}
-    run = run_on_digits(tmp_path / "a", workshop, request=request)
-    folder = run_on_digits(tmp_path / "b", workshop, request=request | {"data": "folder"})
+    run = run_on_digits(tmp_path / "a", rebuilt, request=request)
+    folder = run_on_digits(tmp_path / "b", rebuilt, request=request | {"data": "folder"})
     before = sorted(tiny.rglob("*"))
     with pytest.raises(Missing, match="not been decoded yet"):
-        Workshop().data(read_run(run))
+        Reconstruction().data(read_run(run))
     with pytest.raises(Missing, match="not one of Strata's"):
-        Workshop().data(read_run(folder))
+        Reconstruction().data(read_run(folder))
     assert sorted(tiny.rglob("*")) == before
     config = json.loads((run / "config.json").read_text())
     config["settings"]["data"] = describe_data(load("tinyimagenet", tiny))  # this decodes it
     (run / "config.json").write_text(json.dumps(config))
-    assert Workshop().data(read_run(run)).classes == 2
+    assert Reconstruction().data(read_run(run)).classes == 2
 
 
-def test_where_rounds_are_left_out_the_pictures_know_theirs(tmp_path: Path, workshop: Workshop) -> None:
+def test_where_rounds_are_left_out_the_pictures_know_theirs(tmp_path: Path, rebuilt: Reconstruction) -> None:
     for method, rounds, drawn in (("fedrolex", 60, 60), ("fedrolex", 121, 60), ("small", 121, 1)):
-        run = run_on_digits(tmp_path / f"{method}-{rounds}", workshop, method, rounds=rounds)
-        parts = parts_of(read_run(run), workshop)
+        run = run_on_digits(tmp_path / f"{method}-{rounds}", rebuilt, method, rounds=rounds)
+        parts = parts_of(read_run(run), rebuilt)
         assert len(parts["frames"]) == drawn and parts["thinned"] == (drawn == 60 < rounds)
         assert parts.get("note", "") == ("Of 121 rounds 60 are drawn." if parts["thinned"] else "")
 
 
-def test_pictures_show_the_very_channels_that_trained(tmp_path: Path, workshop: Workshop) -> None:
-    (graph,) = workshop._graphs.values()
+def test_pictures_show_the_very_channels_that_trained(tmp_path: Path, rebuilt: Reconstruction) -> None:
+    (graph,) = rebuilt._graphs.values()
     width, layer = graph.state_shapes["blocks.4.conv1.weight"][0], graph.layer_of["blocks.4.conv1.weight"]
     assert width == 32
     for method in (FD(graph, (0.5,), seed=0), FedRolex(graph, (0.5,))):
         described = {"name": method.name, "constraints": [0.5]} | ({"seed": 0} if method.name == "fd" else {})
-        run = read_run(run_on_digits(tmp_path / method.name, workshop, method.name, settings_method=described))
-        parts = parts_of(run, workshop)
+        run = read_run(run_on_digits(tmp_path / method.name, rebuilt, method.name, settings_method=described))
+        parts = parts_of(run, rebuilt)
         assert parts["exact"] and len(parts["frames"]) == 4 and parts["layers"][layer - 1]["width"] == 32
         for frame in parts["frames"]:
             kept = method.cut_for(frame["round"], 1).kept["blocks.4.conv1.weight"][0]  # 1: first of the devices 1, 4
@@ -131,9 +131,9 @@ def test_pictures_show_the_very_channels_that_trained(tmp_path: Path, workshop: 
             assert frame["layers"][layer - 1]["kept"] == shown
 
 
-def test_slt_freezes_trains_and_thins_as_planned(tmp_path: Path, workshop: Workshop) -> None:
+def test_slt_freezes_trains_and_thins_as_planned(tmp_path: Path, rebuilt: Reconstruction) -> None:
     plan = json.loads(json.dumps(PLAN)) | {"input": [3, 32, 32]}
-    parts = parts_of(read_run(run_on_digits(tmp_path / "a", workshop, "slt", plan=plan, rounds=6)), workshop)
+    parts = parts_of(read_run(run_on_digits(tmp_path / "a", rebuilt, "slt", plan=plan, rounds=6)), rebuilt)
     assert [frame["round"] for frame in parts["frames"]] == [0, 2, 4]  # two rounds a step
     pre, one, two = ([layer["frozen"] for layer in frame["layers"]] for frame in parts["frames"])
     assert not any(pre) and not any(one) and two == [True] + [False] * 19
@@ -144,17 +144,17 @@ def test_slt_freezes_trains_and_thins_as_planned(tmp_path: Path, workshop: Works
 
 
 def test_an_unknown_network_is_drawn_from_its_plan_and_says_so(tmp_path: Path) -> None:
-    parts = parts_of(read_run(make_run(tmp_path / "a", method="slt", plan=PLAN, rounds=6)), Workshop())
+    parts = parts_of(read_run(make_run(tmp_path / "a", method="slt", plan=PLAN, rounds=6)), Reconstruction())
     assert "plan alone" in parts["note"] and not parts["exact"]
     assert [layer["name"] for layer in parts["layers"]] == ["layer 1", "layer 2", "all above"]
     assert parts["frames"][2]["layers"][0]["frozen"] and parts["frames"][1]["layers"][2]["kept"] == [[0.0, 0.5]]
 
 
-def test_width_methods_are_accounted_as_the_constraint_means(tmp_path: Path, workshop: Workshop) -> None:
+def test_width_methods_are_accounted_as_the_constraint_means(tmp_path: Path, rebuilt: Reconstruction) -> None:
     from strata.execution import memory
 
-    (graph,) = workshop._graphs.values()
-    made = contents([read_run(run_on_digits(tmp_path / "a", workshop, "small"))], workshop)
+    (graph,) = rebuilt._graphs.values()
+    made = page_data([read_run(run_on_digits(tmp_path / "a", rebuilt, "small"))], rebuilt)
     shown = made["groups"][0]["memory"]
     expected = memory(graph, graph.prefix(0.5), 32, accounting="paper").total
     assert shown["budgets"] == [expected] and shown["steps"][0]["memory_bytes"] == expected
@@ -162,28 +162,30 @@ def test_width_methods_are_accounted_as_the_constraint_means(tmp_path: Path, wor
     assert summary(made).rows[0][5] == 0.4
 
 
-def test_micro_batches_are_accounted_and_checkpointing_is_only_measured(tmp_path: Path, workshop: Workshop) -> None:
+def test_micro_batches_are_accounted_and_checkpointing_is_only_measured(
+    tmp_path: Path, rebuilt: Reconstruction
+) -> None:
     from strata.execution import memory
 
-    (graph,) = workshop._graphs.values()
+    (graph,) = rebuilt._graphs.values()
     in_parts = {"batch_size": 32, "micro_batch": 8}
-    run = read_run(run_on_digits(tmp_path / "a", workshop, "small", training=in_parts))
-    made = workshop.accounted(run)
+    run = read_run(run_on_digits(tmp_path / "a", rebuilt, "small", training=in_parts))
+    made = rebuilt.accounted(run)
     expected = memory(graph, graph.prefix(0.5), 32, accounting="paper", micro_batch=8).total
     assert made["budgets"] == [expected] and made["memory_bytes"] == expected
     assert expected < memory(graph, graph.prefix(0.5), 32, accounting="paper").total
     in_segments = {"batch_size": 32, "micro_batch": None, "activation_checkpointing": "auto"}
-    run = read_run(run_on_digits(tmp_path / "b", workshop, "small", training=in_segments))
-    shown = contents([run], workshop)["groups"][0]["memory"]
+    run = read_run(run_on_digits(tmp_path / "b", rebuilt, "small", training=in_segments))
+    shown = page_data([run], rebuilt)["groups"][0]["memory"]
     assert shown["note"] == "Only measured: no accounting knows what activation checkpointing saves."
     assert shown["steps"] == [{"step": 0, "measured": 3 << 20}] and shown["budgets"] == []
 
 
 @pytest.mark.parametrize("method", ["slt", "fd"])
-def test_damaged_settings_are_left_out_not_raised(tmp_path: Path, workshop: Workshop, method: str) -> None:
+def test_damaged_settings_are_left_out_not_raised(tmp_path: Path, rebuilt: Reconstruction, method: str) -> None:
     """As test_damage, but where everything else would have been rebuilt."""
     plan = {**PLAN, "input": [3, 32, 32]} if method == "slt" else None
-    run = run_on_digits(tmp_path / "a", workshop, method, rounds=6, plan=plan, validation=0.1)
+    run = run_on_digits(tmp_path / "a", rebuilt, method, rounds=6, plan=plan, validation=0.1)
     for file, keys in (("config.json", ("method", "training", "devices", "seed", "validation", "partition", "data")),
                        ("plan.json", ("steps", "levels", "input"))):  # fmt: skip
         whole = json.loads((run / file).read_text())
@@ -196,7 +198,7 @@ def test_damaged_settings_are_left_out_not_raised(tmp_path: Path, workshop: Work
                     json.dumps({**whole, "settings": damaged} if file == "config.json" else damaged)
                 )
                 try:
-                    embedded(contents([read_run(run)], workshop))
+                    embedded(page_data([read_run(run)], rebuilt))
                 except Exception as error:
                     raise AssertionError(f"{file}: {way} = {junk!r}") from error
         (run / file).write_text(json.dumps(whole))

@@ -19,10 +19,10 @@ from pathlib import Path
 from typing import Any
 
 from strata.core.errors import BadInput, one_line
-from strata.report.contents import contents
 from strata.report.page import page, plotly_script
-from strata.report.rebuilding import Workshop
-from strata.results.reading import DEEPEST, Run, clean, find_runs, is_running
+from strata.report.page_data import page_data
+from strata.report.reconstruction import Reconstruction
+from strata.results.reading import DEEPEST, RecordedRun, clean, find_runs, is_running
 
 LOOK = 1.0  # seconds between two looks at the folder
 REST = 10.0  # times as long as a look took that brought nothing, if that is longer: a large tree is no constant work
@@ -34,19 +34,19 @@ THIS_MACHINE = re.compile(r"(127\.0\.0\.1|localhost|\[::1\])(:[0-9]{1,5})?", re.
 FILES = ("config.json", "plan.json", "metrics.jsonl", "summary.json")
 
 
-class Watched:
-    """The newest contents of a folder, with a version that grows."""
+class WatchedFolder:
+    """The newest page data of a folder, with a version that grows."""
 
     def __init__(self, place: Path) -> None:
         self.place = place
         self.version = 0
         self._changed = threading.Condition()
-        self._workshop: Workshop | None = None
+        self._rebuilt: Reconstruction | None = None
         self._over = threading.Event()
         self._seen: Any = None
         self._effort = 0.0  # seconds that the last look took, but for reading what was new
         self._trouble = ""  # why the newest state is not on the page
-        self._read: dict[str, Any] = {}  # the last contents that could be made
+        self._read: dict[str, Any] = {}  # the last data that could be made
         self._value: dict[str, Any] = {}  # the same as published
         self.look()
 
@@ -57,7 +57,7 @@ class Watched:
             return False
         try:
             runs = self._runs()
-            value = contents(runs, self._workshop, f"{self.place.resolve().name}, live")
+            value = page_data(runs, self._rebuilt, f"{self.place.resolve().name}, live")
         except BadInput:
             if self._seen is None:
                 raise
@@ -79,7 +79,7 @@ class Watched:
                 self._trouble = trouble
                 self._publish({**self._read, "problems": [*self._read["problems"], trouble]})
 
-    def _runs(self) -> list[Run]:
+    def _runs(self) -> list[RecordedRun]:
         try:
             return find_runs([self.place])
         except BadInput:
@@ -114,7 +114,7 @@ class Watched:
             return self._value
 
     def watch(self) -> None:
-        self._workshop = Workshop()  # the slow part, once, while the page is already there
+        self._rebuilt = Reconstruction()  # the slow part, once, while the page is already there
         self._seen = ()  # not None: from here on a folder that vanishes is survived
         self.look_again()
         while not self._over.wait(max(LOOK, REST * self._effort)):
@@ -143,17 +143,17 @@ class Watched:
             yield told if fresh else None
 
 
-class Server(ThreadingHTTPServer):
+class PageServer(ThreadingHTTPServer):
     daemon_threads = True
     block_on_close = False
     allow_reuse_address = True
 
-    def __init__(self, watched: Watched, port: int) -> None:
+    def __init__(self, watched: WatchedFolder, port: int) -> None:
         self.watched = watched
         self.plotly = plotly_script()
         self.streams = threading.BoundedSemaphore(STREAMS)
         try:
-            super().__init__(("127.0.0.1", port), Handler)
+            super().__init__(("127.0.0.1", port), PageHandler)
         except (OSError, OverflowError) as error:
             reason = getattr(error, "strerror", None) or error
             raise BadInput(f"cannot serve on port {port} ({reason}): choose another --port, or none") from error
@@ -166,8 +166,8 @@ class Server(ThreadingHTTPServer):
         """A page that was closed is no news."""
 
 
-class Handler(BaseHTTPRequestHandler):
-    server: Server
+class PageHandler(BaseHTTPRequestHandler):
+    server: PageServer
     protocol_version = "HTTP/1.1"
     server_version = "strata"
     sys_version = ""
@@ -178,8 +178,11 @@ class Handler(BaseHTTPRequestHandler):
         if not THIS_MACHINE.fullmatch(self.headers.get("Host", "")):
             return self._send(403, "text/plain", b"this server answers only to 127.0.0.1\n")
         answers: dict[str, Callable[[], None]] = {
-            "/": self._page, "/index.html": self._page, "/data.json": self._data, "/events": self._events,
-        }  # fmt: skip
+            "/": self._page,
+            "/index.html": self._page,
+            "/data.json": self._data,
+            "/events": self._events,
+        }
         answer = answers.get(self.path.partition("?")[0])
         return answer() if answer else self._send(404, "text/plain", b"there is only one page here, at /\n")
 
@@ -233,12 +236,12 @@ class Handler(BaseHTTPRequestHandler):
 
 
 @contextlib.contextmanager
-def serving(place: str | Path, port: int = 0) -> Iterator[Server]:
+def serving(place: str | Path, port: int = 0) -> Iterator[PageServer]:
     """Served from its own threads until the block is left. Port 0: a free one."""
     if not 0 <= port <= 65535:
         raise BadInput(f"a port is a number from 1 to 65535, not {port}")
-    watched = Watched(Path(place))
-    server = Server(watched, port)
+    watched = WatchedFolder(Path(place))
+    server = PageServer(watched, port)
     threads = [threading.Thread(target=target, daemon=True) for target in (watched.watch, server.serve_forever)]
     for thread in threads:
         thread.start()

@@ -3,28 +3,17 @@
 from __future__ import annotations
 
 import json
-import statistics
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate
 from typing import Any
 
-from strata.results.reading import Run, mapping, number, numbers
+from strata.core.sizes import show_bytes
+from strata.results.curves import COSTS, Curve, evaluations, over_rounds
+from strata.results.reading import RecordedRun, listed, mapping, number, numbers
+from strata.results.statistics import deviation, mean
 
-COSTS = ("upload_bytes", "download_bytes", "train_flops", "seconds")
 _SEEDED = {"seed", "plan"}  # of a method's settings; a plan's hash holds no seed, but its content is compared instead
-
-
-@dataclass(frozen=True)
-class Curve:
-    """Over the rounds in which all runs of a group were evaluated. Costs are what had been spent by then."""
-
-    rounds: tuple[int, ...]  # from 1: after so many rounds
-    mean: tuple[float, ...]
-    std: tuple[float | None, ...]  # sample standard deviation; None from a single run
-    costs: Mapping[str, tuple[float, ...]]
-    runs: int
 
 
 @dataclass(frozen=True)
@@ -42,9 +31,11 @@ class Standing:
 
 @dataclass(frozen=True)
 class Group:
+    """Runs that differ only in their seed."""
+
     label: str
     method: str
-    runs: tuple[Run, ...]
+    runs: tuple[RecordedRun, ...]
 
     @property
     def status(self) -> str:
@@ -67,7 +58,7 @@ class Group:
             return _at_the_end("all runs", self.runs)
         if finished:
             return _at_the_end("finished runs", finished)
-        evaluated = [run for run in self.runs if _points(run)] or self.runs
+        evaluated = [run for run in self.runs if evaluations(run.records)] or self.runs
         rounds = self.curve().rounds
         last = rounds[-1] if rounds else min(map(_rounds_done, evaluated))
         return _at_the_end("last common round", [_until(run, last) for run in evaluated])
@@ -93,74 +84,57 @@ class Group:
 
     def per_class(self) -> list[float | None]:
         """Mean over the finished runs."""
-        rows = [run.summary["per_class_accuracy"] for run in self.runs
-                if run.summary is not None and isinstance(run.summary.get("per_class_accuracy"), list)]  # fmt: skip
+        found = (mapping(run.summary).get("per_class_accuracy") for run in self.runs)
+        rows = [row for row in found if isinstance(row, list)]
         if not rows or len({len(row) for row in rows}) != 1:
             return []
         columns = [[value for row in rows if (value := number(row[c])) is not None] for c in range(len(rows[0]))]
-        return [statistics.fmean(column) if column else None for column in columns]
+        return [mean(column) if column else None for column in columns]
 
 
-def _curve(runs: Sequence[Run]) -> Curve:
-    points = [dict(_points(run)) for run in runs]
-    points = [one for one in points if one]
-    rounds = sorted(set.intersection(*map(set, points))) if points else []
-    columns = [[one[round][0] for one in points] for round in rounds]
-    costs = {key: tuple(statistics.fmean(one[round][1][key] for one in points) for round in rounds) for key in COSTS}
-    return Curve(
-        tuple(rounds), tuple(map(statistics.fmean, columns)), tuple(map(spread, columns)), costs, len(points)
-    )  # fmt: skip
+def _curve(runs: Sequence[RecordedRun]) -> Curve:
+    return over_rounds([run.records for run in runs])
 
 
-def _at_the_end(basis: str, runs: Sequence[Run]) -> Standing:
+def _at_the_end(basis: str, runs: Sequence[RecordedRun]) -> Standing:
     """Of each run its final or newest accuracy."""
     found = [run.accuracy for run in runs if run.accuracy is not None]
-    round = min(map(_rounds_done, runs))  # finished runs may have stopped early, each in its own round
     return Standing(
-        basis, tuple(run.seed for run in runs), round, statistics.fmean(found) if found else None, spread(found),
-        max(_curve(runs).mean, default=None), {key: _spent(runs, key) for key in COSTS},
-    )  # fmt: skip
+        basis=basis,
+        seeds=tuple(run.seed for run in runs),
+        round=min(map(_rounds_done, runs)),  # finished runs may have stopped early, each in its own round
+        accuracy=mean(found) if found else None,
+        std=deviation(found),
+        best=max(_curve(runs).mean, default=None),
+        costs={key: _spent(runs, key) for key in COSTS},
+    )
 
 
-def _rounds_done(run: Run) -> int:
+def _rounds_done(run: RecordedRun) -> int:
     return int(run.records[-1]["round"]) + 1 if run.records else 0
 
 
-def _until(run: Run, rounds: int) -> Run:
+def _until(run: RecordedRun, rounds: int) -> RecordedRun:
     """The run as it was after so many rounds."""
     return replace(run, records=tuple(record for record in run.records if int(record["round"]) < rounds))
 
 
-def _spent(runs: Sequence[Run], key: str) -> float | None:
+def _spent(runs: Sequence[RecordedRun], key: str) -> float | None:
     """The mean over runs."""
     sums = [sum(value for value in numbers(run.records, key) if value is not None) for run in runs]
-    return statistics.fmean(sums) if any(run.records for run in runs) else None
-
-
-def spread(values: Sequence[float]) -> float | None:
-    return statistics.stdev(values) if len(values) > 1 else None
+    return mean(sums) if any(run.records for run in runs) else None
 
 
 def drops(record: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    found = record.get("dropped")
-    return [mapping(one) for one in found] if isinstance(found, list) else []
-
-
-def _points(run: Run) -> list[tuple[int, tuple[float, dict[str, float]]]]:
-    sums = {key: list(accumulate(value or 0.0 for value in numbers(run.records, key))) for key in COSTS}
-    return [
-        (int(record["round"]) + 1, (accuracy, {key: sums[key][at] for key in COSTS}))
-        for at, record in enumerate(run.records)
-        if (accuracy := number(record.get("accuracy"))) is not None
-    ]
+    return [mapping(one) for one in listed(record.get("dropped"))]
 
 
 # --- which belong together, and what to call them ----------------------------------------------------------------
 
 
-def group_runs(runs: Sequence[Run]) -> list[Group]:
+def group_runs(runs: Sequence[RecordedRun]) -> list[Group]:
     """In the order of their first run."""
-    sorted_in: dict[str, list[Run]] = {}
+    sorted_in: dict[str, list[RecordedRun]] = {}
     for run in runs:
         sorted_in.setdefault(_key(run), []).append(run)
     members = []
@@ -173,28 +147,28 @@ def group_runs(runs: Sequence[Run]) -> list[Group]:
     return [Group(label, runs[0].method, tuple(runs)) for label, runs in zip(labels, members, strict=True)]
 
 
-def _key(run: Run) -> str:
+def _key(run: RecordedRun) -> str:
     """All that makes a run what it is, but the seed."""
     settings = {key: value for key, value in run.settings.items() if key != "seed"}
     settings["method"] = {k: v for k, v in mapping(run.settings.get("method")).items() if k not in _SEEDED}
-    steps = mapping(run.plan).get("steps"), mapping(run.plan).get("levels")
+    steps = run.plan.get("steps"), run.plan.get("levels")
     request = {k: run.request.get(k) for k in ("constraints", "budgets", "model", "init")}
     return json.dumps([settings, steps, request], sort_keys=True, default=str)
 
 
 # What a label may say beyond the method, in this order, where it tells groups apart
-_TELLING: tuple[tuple[str, str], ...] = (
+_DISTINGUISHING: tuple[tuple[str, str], ...] = (
     ("model", "{}"), ("data", "{}"), ("partition", "{}"), ("budget", "{}"), ("variant", "{}"), ("schedule", "{}"),
     ("rounds", "{} rounds"), ("devices", "{} devices"), ("per_round", "{} a round"), ("lr", "lr {}"), ("bn", "bn {}"),
     ("dropout", "dropout {}"),
 )  # fmt: skip
 
 
-def _labels(members: Sequence[Sequence[Run]]) -> list[str]:
+def _labels(members: Sequence[Sequence[RecordedRun]]) -> list[str]:
     firsts = [runs[0] for runs in members]
     facts = [_facts(run) for run in firsts]
     labels = [run.method for run in firsts]
-    for key, text in _TELLING:
+    for key, text in _DISTINGUISHING:
         if len(set(labels)) == len(labels):
             break
         alike = Counter(labels)
@@ -207,7 +181,7 @@ def _labels(members: Sequence[Sequence[Run]]) -> list[str]:
     return [f"{label} ({run.name})" if alike[label] > 1 else label for label, run in zip(labels, firsts, strict=True)]
 
 
-def _facts(run: Run) -> dict[str, str]:
+def _facts(run: RecordedRun) -> dict[str, str]:
     settings, method = run.settings, mapping(run.settings.get("method"))
     return {
         "model": str(run.request.get("model") or mapping(settings.get("model")).get("class", "")),
@@ -220,14 +194,12 @@ def _facts(run: Run) -> dict[str, str]:
     }
 
 
-def budget_text(run: Run) -> str:
+def budget_text(run: RecordedRun) -> str:
     """The constraint or the bytes a device may use, as asked for."""
-    from strata.core.sizes import show_bytes
-
     request, method = run.request, mapping(run.settings.get("method"))
     ratios = request.get("constraints") or method.get("constraints")
     if isinstance(ratios, list) and ratios:
         return "/".join(f"{ratio:g}" if (ratio := number(value)) is not None else str(value) for value in ratios)
-    sizes = request.get("budgets") or [mapping(run.plan).get("budget_bytes")]
+    sizes = request.get("budgets") or [run.plan.get("budget_bytes")]
     known = [number(size) for size in sizes] if isinstance(sizes, list) else []
     return "/".join(show_bytes(int(size)) for size in known if size is not None)

@@ -13,7 +13,7 @@ from pathlib import PosixPath
 from typing import TYPE_CHECKING, Any
 
 from strata.core.errors import BadInput, Infeasible, one_line
-from strata.results.reading import Run, listed, mapping, number, whole
+from strata.results.reading import RecordedRun, listed, mapping, number, whole
 
 if TYPE_CHECKING:
     from strata.data import FederatedData
@@ -55,14 +55,14 @@ def _load(name: str, place: str | None) -> FederatedData:
 
 
 @dataclass
-class Workshop:
+class Reconstruction:
     """Rebuilds things once, however many runs share them."""
 
     _graphs: dict[tuple[Any, ...], ChannelGraph] = field(default_factory=dict)
     _data: dict[tuple[Any, ...], FederatedData] = field(default_factory=dict)
     _holdings: dict[str, dict[str, Any]] = field(default_factory=dict)
 
-    def graph(self, run: Run) -> ChannelGraph:
+    def graph(self, run: RecordedRun) -> ChannelGraph:
         from strata.graph import ChannelGraph
         from strata.models.loading import BUILT_IN, load_model
 
@@ -84,13 +84,13 @@ class Workshop:
             raise Missing(f"{name} is another network in this version of Strata than in the run's")
         return graph
 
-    def _shape(self, run: Run) -> tuple[int, ...]:
+    def _shape(self, run: RecordedRun) -> tuple[int, ...]:
         given = run.plan.get("input") or run.request.get("input")
         if isinstance(given, list) and given and all(whole(side) for side in given):
             return tuple(int(side) for side in given)
         return tuple(self.data(run).input_shape)
 
-    def data(self, run: Run) -> FederatedData:
+    def data(self, run: RecordedRun) -> FederatedData:
         from strata.data import CATALOGUE
         from strata.runs.description import describe_data
 
@@ -108,7 +108,7 @@ class Workshop:
             raise Missing(f"the data set {name} here is not the one the run used")
         return data
 
-    def holdings(self, run: Run) -> dict[str, Any]:
+    def holdings(self, run: RecordedRun) -> dict[str, Any]:
         """Samples per device (rows) and class (columns), of the first devices."""
         from strata.data import hold_out, parse_partition
         from strata.data.distribution import holdings
@@ -129,12 +129,16 @@ class Workshop:
                 raise Missing(_sentence(error)) from error
             names = [str(name) for name in data.class_names] or [str(c) for c in range(data.classes)]
             self._holdings[key] = {
-                "partition": text, "seed": run.seed, "devices": devices, "classes": names[:SHOWN_CLASSES],
-                "counts": counts[:, :SHOWN_CLASSES].tolist(), "all_classes": data.classes,
-            }  # fmt: skip
+                "partition": text,
+                "seed": run.seed,
+                "devices": devices,
+                "classes": names[:SHOWN_CLASSES],
+                "counts": counts[:, :SHOWN_CLASSES].tolist(),
+                "all_classes": data.classes,
+            }
         return self._holdings[key]
 
-    def accounted(self, run: Run) -> dict[str, Any]:
+    def accounted(self, run: RecordedRun) -> dict[str, Any]:
         """What a method that scales width needs at its widest device, in the accounting that set its budget."""
         from strata.execution import memory
 
@@ -162,6 +166,8 @@ class Workshop:
         except UNFIT as error:
             raise Missing(_sentence(error)) from error
         parts: Mapping[str, int] = {
-            "weights_bytes": need.weights, "gradients_bytes": need.gradients, "activations_bytes": need.activations,
-        }  # fmt: skip
+            "weights_bytes": need.weights,
+            "gradients_bytes": need.gradients,
+            "activations_bytes": need.activations,
+        }
         return {"step": 0, "memory_bytes": need.total, "accounting": accounting, "budgets": sorted(budgets), **parts}

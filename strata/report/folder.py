@@ -10,9 +10,9 @@ from typing import Any
 from strata.core.errors import BadInput
 from strata.core.paths import writing_to
 from strata.report import figures, tables
-from strata.report.contents import contents
 from strata.report.page import page, plotly_script
-from strata.report.rebuilding import Workshop
+from strata.report.page_data import page_data
+from strata.report.reconstruction import Reconstruction
 from strata.results.reading import find_runs
 
 MARK = ".strata-report.json"  # the list of files that a report wrote here
@@ -21,12 +21,12 @@ MARK = ".strata-report.json"  # the list of files that a report wrote here
 def write_report(
     places: Sequence[str | Path], out: str | Path, *, title: str | None = None, with_figures: bool = True
 ) -> dict[str, Any]:
-    """index.html, tables/ and figures/ in `out`, of the runs in `places`. Returns the page's contents."""
+    """index.html, tables/ and figures/ in `out`, of the runs in `places`. Returns the page's data."""
     folder = Path(out)
     runs = find_runs(places)
     plotly = plotly_script()  # before the slow part: without it there is no page
     check_place(folder)
-    made = contents(runs, Workshop(), title or _title([run.method for run in runs]))
+    made = page_data(runs, Reconstruction(), title or _title([run.method for run in runs]))
     files = tables.files(made)
     if with_figures:
         files |= figures.files(made)
