@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -19,9 +19,6 @@ if TYPE_CHECKING:
     from strata.graph import ChannelGraph
     from strata.methods import Method
     from strata.training import LocalTraining
-
-OF_PLANS = ("schedule", "patience", "head_fraction")  # what only methods that need a plan (slt) look at
-OF_SOME = ("variant", "pool")  # what only methods look at that name it among their options
 
 
 def method_named(
@@ -88,32 +85,3 @@ def check_levels(name: str, constraints: Sequence[float], budgets: Sequence[int 
 def check_name(name: str) -> None:
     if name not in METHODS:
         raise BadInput(f"there is no method {name!r}: choose one of {', '.join(METHODS)}")
-
-
-def refuse_unused(given: Mapping[str, Any], methods: Sequence[str], budgets_follow: bool = False) -> None:
-    """Says which of the fields of Request that were `given` on the command line none of these methods would look at.
-
-    For new runs only: what a folder's run was started with is not given anew. `budgets_follow`: from real devices.
-    """
-    for name in methods:
-        check_name(name)
-    these = " or ".join(methods)
-    for field in (*OF_PLANS, *OF_SOME):
-        users = [m.name for m in METHODS.values() if (m.needs_plan if field in OF_PLANS else field in m.options)]
-        if field in given and not set(users) & set(methods):
-            option = f"--{field.replace('_', '-')}"
-            raise BadInput(f"{option} is for the method {' or '.join(users)}, not for {these}: leave it out")
-    counted = "constraints" not in given and (budgets_follow or "budgets" in given)
-    if "accounting" in given and not counted and not any(METHODS[name].needs_plan for name in methods):
-        raise BadInput(
-            f"--accounting says how the bytes of a budget are counted, and {these} has none here: leave it out, or "
-            "give a --budget, such as 24MiB"
-        )
-    if "patience" in given and given.get("schedule") != "early-stopping":
-        raise BadInput("--patience is for --schedule early-stopping: give that too, or leave it out")
-    if "server_momentum" in given and given.get("server_optimizer", "none") == "none":
-        raise BadInput(
-            "--server-momentum is for --server-optimizer momentum or adam: give one of them, or leave it out"
-        )
-    if "stragglers" in given and "deadline" not in given:
-        raise BadInput("--stragglers matter only where they can come too late: give a --deadline, such as 2, as well")

@@ -92,7 +92,7 @@ class Workshop:
 
     def data(self, run: Run) -> FederatedData:
         from strata.data import CATALOGUE
-        from strata.runs.description import describe_data
+        from strata.runs.folder import describe_data
 
         name, place = run.request.get("data"), run.request.get("data_dir")
         if not isinstance(name, str):
