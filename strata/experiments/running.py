@@ -17,12 +17,11 @@ from strata.core.errors import BadInput
 from strata.core.files import read_json, said_plainly
 from strata.core.paths import expanded
 from strata.core.processes import end_or_kill, sigterm_as_ctrl_c
+from strata.core.settings import differences
 from strata.data import CATALOGUE, default_root
 from strata.experiments.base import PlannedRun
 from strata.experiments.progress import Overview
 from strata.results.reading import is_finished
-from strata.runs.folder import differences
-from strata.runs.request import jsonable
 
 PATIENCE = 60.0  # seconds that stopped runs get to save themselves
 REFRESH = 0.5
@@ -42,7 +41,7 @@ def unfinished(runs: Sequence[PlannedRun], root: Path) -> list[PlannedRun]:
         folder = root / run.name
         if (folder / "config.json").exists():
             before = read_json(folder / "config.json").get("request") or {}  # none: begun from Python
-            saved, now = dict(before), dict(jsonable(run.request))
+            saved, now = dict(before), run.request.to_json()
             for values in (saved, now):
                 values.pop("data_dir", None)  # data may move
             if found := differences(saved, now):
@@ -87,7 +86,7 @@ class _Worker:
         return self.process.stdout
 
     def begin(self, run: PlannedRun, root: Path, workers: int, checkpoint_every: int) -> None:
-        job = {"request": jsonable(run.request), "folder": str(root / run.name), "workers": workers,
+        job = {"request": run.request.to_json(), "folder": str(root / run.name), "workers": workers,
                "checkpoint_every": checkpoint_every}  # fmt: skip
         self.run = run
         assert self.process.stdin is not None

@@ -92,7 +92,7 @@ class Reconstruction:
 
     def data(self, run: RecordedRun) -> FederatedData:
         from strata.data import CATALOGUE
-        from strata.runs.description import describe_data
+        from strata.runs.folder import describe_data
 
         name, place = run.request.get("data"), run.request.get("data_dir")
         if not isinstance(name, str):

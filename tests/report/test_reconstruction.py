@@ -16,7 +16,7 @@ from strata.report.reconstruction import Missing, Reconstruction
 from strata.report.tables import summary
 from strata.report.trained_parts import parts_of, spans
 from strata.results.reading import read_run
-from strata.runs.description import describe_data
+from strata.runs.folder import describe_data
 from tests.report.made import PLAN, make_run
 from tests.report.test_damage import changed, places
 

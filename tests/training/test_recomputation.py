@@ -20,7 +20,7 @@ from strata.execution.placement import Placement, place
 from strata.graph import ChannelGraph, Cut
 from strata.methods import FedAvg, FjORD, Method, Phase, Small, Task
 from strata.models import resnet20
-from strata.runs.description import describe_training
+from strata.runs.folder import describe_training
 from strata.training import LocalTraining, peak_bytes
 from strata.training.cohorts import cohorts
 from strata.training.recomputation import Segmented, forward_of, placement_of
