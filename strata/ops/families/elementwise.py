@@ -177,9 +177,9 @@ _register(replace(_ELEMENTWISE, vectorised="dropout"), "dropout", dropout_bytes,
 _register(
     _ELEMENTWISE,
     """
-    softsign log_sigmoid threshold hardshrink softshrink rsub pow expm1 log log1p log2 rsqrt reciprocal sin cos erf
+    log_sigmoid threshold hardshrink softshrink rsub pow expm1 log log1p log2 rsqrt reciprocal sin cos erf
     clamp clamp_min clamp_max maximum minimum where lerp addcmul addcdiv fmod remainder trunc floor_divide
-    feature_dropout alpha_dropout native_dropout alias _to_copy float double half bfloat16 lift_fresh_copy
+    feature_dropout alpha_dropout native_dropout alias _to_copy lift_fresh_copy
     masked_fill nan_to_num eq ne lt le gt ge logical_and logical_or logical_not isnan isinf isfinite bitwise_not
     """,
 )

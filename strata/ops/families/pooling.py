@@ -82,7 +82,6 @@ register(
             "adaptive_avg_pool1d",
             "adaptive_avg_pool3d",
             "adaptive_max_pool1d",
-            "lp_pool2d",
             "_adaptive_avg_pool2d",
             "_adaptive_avg_pool3d",
             "upsample_nearest1d",

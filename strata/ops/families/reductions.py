@@ -71,7 +71,7 @@ _mean = register(
     )
 )
 register(replace(_mean, names=("sum",), bytes=sum_bytes, bytes_for=("dim_IntList", "default"), vectorised=None))
-register(replace(_mean, names=("amax",), bytes=None, vectorised=None))
+register(replace(_mean, names=("amax",), bytes=None, bytes_for=(), vectorised=None))
 register(
     Operator(
         (
