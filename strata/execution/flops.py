@@ -26,7 +26,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils import _pytree as pytree
 from torch.utils.flop_counter import FlopCounterMode
 
-from strata.ops import Count, operator_of
+from strata.ops.flops import Count, counted
 from strata.ops.sized import Ref, SizedOp
 
 if TYPE_CHECKING:
@@ -82,11 +82,8 @@ def _counted(graph: ChannelGraph, cut: Cut) -> Iterator[tuple[SizedOp, Count]]:
     ops = graph.sized(cut, BATCH)
     by_name = {op.name: op for op in ops}
     for op in ops:
-        rule = operator_of(op.target).flops
-        if rule is None:
-            yield op, _watched(op, by_name)
-        else:
-            yield op, rule(op, *(by_name[a.name] if isinstance(a, Ref) else a for a in op.args))
+        found = counted(op, [by_name[a.name] if isinstance(a, Ref) else a for a in op.args])
+        yield op, _watched(op, by_name) if found is None else found
 
 
 def traffic(graph: ChannelGraph, cut: Cut) -> Traffic:

@@ -238,7 +238,10 @@ class Propagation:
         direct = [x for x in inputs if self.is_state(x) and values]
         met: Tensor | None = None
         for x in values or inputs:
-            labels = self.labels(x).expand(shape)
+            try:
+                labels = self.labels(x).expand(shape)
+            except RuntimeError as error:
+                raise Unsupported from error  # not element by element
             met = labels if met is None else self._join_two(met, labels, tie)
         if met is None:
             return _expanded(shape, None, None)
@@ -272,7 +275,16 @@ class Propagation:
         target: Any = node.target
         if family(node) in ("view", "_unsafe_view"):
             target = torch.ops.aten.reshape.default  # expanded ids have no view
-        return target(*value(tuple(node.args)), **{k: value(v) for k, v in node.kwargs.items()})
+        try:
+            found = target(*value(tuple(node.args)), **{k: value(v) for k, v in node.kwargs.items()})
+        except (RuntimeError, TypeError, ValueError, IndexError) as error:
+            raise Unsupported from error  # the operation does more than to move elements
+        several = isinstance(found, (list, tuple))
+        expected = node.meta["val"] if several else [node.meta["val"]]
+        shapes = [tuple(one.shape) for one in (found if several else [found])]
+        if shapes != [concrete_shape(one, LABEL_BATCH) for one in expected]:
+            raise Unsupported  # where to is itself said by a tensor
+        return found
 
     def concatenated(self, labels: Tensor) -> None:
         self.concatenations.append(labels)

@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from strata.ops.channels import RuleFailed
 from strata.ops.operator import operator_of
 from strata.ops.sized import SizedOp, itemsize
 from strata.ops.tape import Backward, Gradients, Simulation, Value, elementwise_strides
@@ -44,7 +45,12 @@ def simulate(sim: Simulation, op: SizedOp, arguments: Sequence[Any], keywords: d
     rule = operator_of(op.target).byte_rule(op.target)
     if rule is None:
         raise NoRule(str(op.target))
-    return rule(sim, op, *arguments, **keywords)
+    try:
+        return rule(sim, op, *arguments, **keywords)
+    except NoRule:
+        raise
+    except Exception as error:
+        raise RuleFailed(f"the byte rule of {op.target} failed: {type(error).__name__}: {error}") from error
 
 
 # what forward does

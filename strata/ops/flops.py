@@ -6,9 +6,11 @@ Only products of matrices, convolutions and attention are counted; norms and act
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+from strata.ops.channels import RuleFailed
+from strata.ops.operator import operator_of
 from strata.ops.sized import SizedOp
 
 
@@ -23,6 +25,17 @@ class Count(NamedTuple):
 
 
 Rule = Callable[..., Count]
+
+
+def counted(op: SizedOp, arguments: Sequence[Any]) -> Count | None:
+    """By the operator's rule; None if there is none."""
+    rule = operator_of(op.target).flops
+    if rule is None:
+        return None
+    try:
+        return rule(op, *arguments)
+    except Exception as error:
+        raise RuleFailed(f"the FLOP rule of {op.target} failed: {type(error).__name__}: {error}") from error
 
 
 def product(forward: int, *factors: Any) -> Count:

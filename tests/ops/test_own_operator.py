@@ -119,3 +119,12 @@ def test_a_mistake_in_its_rule_shows_with_its_name() -> None:
 
     with registered(Operator(CUBE.names, channels=broken)), pytest.raises(RuleFailed, match="strata_tests.cube"):
         ChannelGraph(Net(), SHAPE)
+
+
+def test_a_mistake_in_a_byte_or_flop_rule_shows_with_its_name() -> None:
+    graph = ChannelGraph(Net(), SHAPE)
+    with registered(Operator(CUBE.names, bytes=lambda sim, op: None, flops=lambda op: Count())):
+        with pytest.raises(RuleFailed, match=r"byte rule of strata_tests.cube.default failed: TypeError"):
+            memory(graph, graph.full(), 8)
+        with pytest.raises(RuleFailed, match=r"FLOP rule of strata_tests.cube.default failed: TypeError"):
+            flops(graph, graph.full())

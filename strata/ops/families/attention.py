@@ -20,7 +20,7 @@ def channels(p: Walk, node: FxNode) -> Tensor:
     q, k, v = node.args[:3]
     mask = argument(node, 3, "attn_mask")
     head = len(p.shape_of(q)) - 3
-    if head < 1 or len({p.shape_of(x)[head] for x in (q, k, v)}) > 1:
+    if head < 1 or len({p.shape_of(x)[:-2] for x in (q, k, v)}) > 1:
         raise Unsupported  # no head dim, or heads shared by several queries
     met = p.along(q, head)
     for x in (k, v):

@@ -164,7 +164,7 @@ def _norm_backward(
 
 def prelu_channels(p: Walk, node: FxNode) -> Tensor:
     x, slope = node.args[0], node.args[1]
-    if p.shape_of(slope)[0] > 1:
+    if p.shape_of(slope) not in ((), (1,)):
         p.set_state(slope, 0, p.along(x, 1))
     return p.labels(x)
 

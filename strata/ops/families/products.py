@@ -20,6 +20,8 @@ from strata.ops.tape import Gradients, Simulation, Value
 
 def linear_channels(p: Walk, node: FxNode) -> Tensor:
     x, weight, bias = node.args[0], node.args[1], argument(node, 2, "bias")
+    if len(p.shape_of(weight)) != 2:
+        raise Unsupported
     last = len(p.shape_of(x)) - 1
     elsewhere = set(p.varying(p.labels(x))) - {last}
     if len(elsewhere) == 1 and last not in p.varying(p.labels(x)):

@@ -20,6 +20,8 @@ def channels(p: Walk, node: FxNode) -> Any:
     if isinstance(argument(node, 1, "dim"), fx.Node):
         return elementwise(p, node)  # max(a, b)
     labels = p.labels(x)
+    if not labels.dim():
+        return p.label(node, None, None)
     dims = named(node, "dim")
     if dims is None or (isinstance(dims, (list, tuple)) and not dims):
         dims = list(range(labels.dim()))
