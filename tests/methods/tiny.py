@@ -8,10 +8,12 @@ from functools import cache
 import torch
 from torch import Tensor, nn
 
+from strata.data import ImageSet
 from strata.graph import ChannelGraph
 from strata.methods import Method, Task
 from strata.planning import Level, Plan, Step
 from strata.training import LocalTraining, Update, train_device
+from tests.workspaces import workspace_of
 
 State = dict[str, Tensor]
 INPUT = (3, 8, 8)
@@ -82,8 +84,8 @@ PAPER = LocalTraining()
 
 
 def train(method: Method, task: Task, state: State, settings: LocalTraining = PAPER, lr: float = 0.1) -> Update:
-    images, labels = samples(task.device, shape=method.graph.input_shape)
-    return train_device(method.graph, task, task.cut.extract(state), images, labels, settings, lr, seed=1)
+    own = ImageSet(*samples(task.device, shape=method.graph.input_shape))
+    return train_device(workspace_of(method.graph), task, task.cut.extract(state), own, settings, lr, seed=1)
 
 
 def aggregate(state: State, tasks: Sequence[Task], updates: Sequence[Update]) -> State:
