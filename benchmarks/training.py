@@ -37,8 +37,8 @@ def strata_rates(engine: Engine, case: str, size: common.Size) -> list[float]:
             RunOptions.of(devices=common.FLEET).simulated_fleet(),
             common.partition(size.samples if number else common.WARM_SAMPLES), size.per_round, size.per_round,
             lambda round: common.LR, 0,
-            together=lambda jobs: cohorts(method.graph, [job.task for job in jobs], [len(j.samples) for j in jobs],
-                                          training),
+            together=lambda jobs: cohorts(common.workspace(), [job.task for job in jobs],
+                                          [len(job.samples) for job in jobs], training),
         )  # fmt: skip
         started = time.perf_counter()
         state, record = play(state, method, settings, engine, counted, log=print)

@@ -84,8 +84,8 @@ def _check_folder(out: Path, config: RunConfig, configs: Sequence[RunConfig]) ->
     for one in configs:
         folder = _folder(out, one)
         if (folder / "config.json").exists():
-            own = method_class(one.method).card.options
-            looked_at = [key for key in of_some_methods() if key in own]
+            card = method_class(one.method).card
+            looked_at = [key for key in of_some_methods() if key in card.options]
             RunConfig.of_folder(folder, {key: getattr(one, key) for key in ("method", *looked_at)})
 
 

@@ -28,6 +28,7 @@ from strata.training import calibration_indices, plain_state
 from tests.federation import tiny
 from tests.federation.tiny import bits, tiny_run
 from tests.runs.test_commands import NETS
+from tests.workspaces import workspace_of
 
 PRIVATE: dict[str, Any] = {"dp_noise": 1.0, "dp_clip": 0.5, "validation": 0.1}
 SEEDED = {**PRIVATE, "dp_seed": 3}
@@ -176,8 +177,8 @@ def test_statistics_of_batch_norm_come_from_the_servers_own_images(tmp_path: Pat
     assert not (tmp_path / "none").exists()
     result = tiny_run(tmp_path / "run", "fedavg", **SEEDED, rounds=1)
     _, held = hold_out(tiny.data(), 0.1, 0)
-    state, images = result.state_dict(), held.images[calibration_indices(len(held), 0)]
-    again = plain_state(tiny.graph(), tiny.graph().full(), state, images, tiny.training())
+    state, chosen = result.state_dict(), held.subset(calibration_indices(len(held), 0))
+    again = plain_state(workspace_of(tiny.graph()), tiny.graph().full(), state, chosen, tiny.training())
     assert all(torch.equal(state[name], again[name]) for name in state)
 
 
