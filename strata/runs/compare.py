@@ -17,6 +17,7 @@ from strata.engines.ray import Ray
 from strata.graph import ChannelGraph
 from strata.methods import method_class
 from strata.methods.choice import OF_SOME
+from strata.methods.heads import is_prepared
 from strata.results import colours
 from strata.runs.folder import differences, read_metrics
 from strata.runs.progress import display
@@ -87,10 +88,16 @@ def compare(
     model = request.make_model(data)
     shared: Engine | None = None
     try:
-        if not request.validation:  # with a validation split the training images differ between seeds
+        own_models = any(is_prepared(method_class(method)) for method in methods)
+        if not request.validation and not own_models:  # else the training images, or the models, differ
             shared = make_engine(model, data, training, workers, timeout=timeout, ray=ray, source=request.load_split)
         graph = ChannelGraph(model, data.inputs)
-        made = [one.make_method(graph) for one in requests]  # all of them first: what cannot be done is said at once
+        graphs = [
+            ChannelGraph(one.prepared(model, data), data.inputs) if is_prepared(method_class(one.method)) else graph
+            for one in requests
+        ]
+        # all of them first: what cannot be done is said at once
+        made = [one.make_method(own) for one, own in zip(requests, graphs, strict=True)]
         show = display(progress)
         with _claimed(out, request, requests, {"methods": list(methods), "seeds": seeds}):
             for one, method in zip(requests, made, strict=True):
@@ -98,8 +105,16 @@ def compare(
                     show.say(f"{one.method}, seed {one.seed}")
                 folder = _folder(out, one.method, one.seed)
                 rest, held = one.split(data)
-                engine = shared or make_engine(model, rest, training, workers, held=held, timeout=timeout, ray=ray,
-                                               source=one.load_split)  # fmt: skip
+                engine = shared or make_engine(
+                    one.prepared(model, data),
+                    rest,
+                    training,
+                    workers,
+                    held=held,
+                    timeout=timeout,
+                    ray=ray,
+                    source=one.load_split,
+                )
                 try:
                     run(
                         one.make_model(data), data, method, out=folder, rounds=one.rounds, devices=one.devices,

@@ -18,7 +18,9 @@ from strata.engines import Engine
 from strata.engines.ray import Ray
 from strata.federation.aggregation import ServerOptimizer
 from strata.graph import ChannelGraph
+from strata.methods import method_class
 from strata.methods.choice import check_levels, method_named
+from strata.methods.heads import prepared
 from strata.models.loading import load_model
 from strata.planning.schedules import DEFAULT_PATIENCE
 from strata.runs.folder import differences, has_checkpoint, is_finished, refuse_used
@@ -124,6 +126,10 @@ class Request(Common):
             load_weights(model, Path(self.init))
         return model
 
+    def prepared(self, model: nn.Module, data: FederatedData) -> nn.Module:
+        """The model that devices train parts of: as the method wants it."""
+        return prepared(method_class(self.method), model, data.inputs, self.seed)
+
     def make_training(self, data: FederatedData) -> LocalTraining:
         return complete(self._local(data.augmentation if self.augmentation is None else self.augmentation), data)
 
@@ -212,10 +218,11 @@ def launch(
     model = request.make_model(data, with_weights=not has_checkpoint(out))
     training = request.make_training(data)
     rest, held = request.split(data)
-    engine: Engine = make_engine(model, rest, training, workers, held=held, timeout=timeout, ray=ray,
+    whole = request.prepared(model, data)
+    engine: Engine = make_engine(whole, rest, training, workers, held=held, timeout=timeout, ray=ray,
                                  source=request.load_split)  # fmt: skip
     try:
-        method = request.make_method(ChannelGraph(model, data.inputs))
+        method = request.make_method(ChannelGraph(whole, data.inputs))
         return run(
             model, data, method, out=out, rounds=request.rounds, devices=request.devices, partition=request.partition,
             training=training, engine=engine, checkpoint_every=checkpoint_every, resume=resume, progress=progress,

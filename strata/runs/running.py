@@ -28,7 +28,8 @@ from strata.federation.rounds import RoundSettings
 from strata.federation.simulated_fleet import parse_stragglers
 from strata.graph import ChannelGraph, Cut
 from strata.methods import SLT
-from strata.methods.choice import method_named
+from strata.methods.choice import class_of, method_named
+from strata.methods.heads import plain_names, prepared
 from strata.runs import description as describing
 from strata.runs.folder import RunFolder
 from strata.runs.options import DEFAULT_ROUNDS, Options
@@ -44,7 +45,7 @@ if TYPE_CHECKING:
 def run(
     model: nn.Module,
     data: FederatedData,
-    method: Method | str,
+    method: Method | str | type[Method],
     *,
     out: str | Path,
     constraint: float | Sequence[float] | None = None,
@@ -67,7 +68,8 @@ def run(
 ) -> Result:
     """Trains `model` over the fleet by `method` into the folder `out`.
 
-    `method` is such as strata.SLT(plan), or a name with a `constraint` (0.25) or `budget` ("24 MiB"; several: levels).
+    `method` is such as strata.SLT(plan), or a name or class with a `constraint` (0.25) or `budget` ("24 MiB"; several:
+    levels).
     `options` are those of `Options` (per_round, seed, lr, quorum, dropout, ...). `resume=True` continues in `out` to
     the bits of a run that never stopped. `workers=0` does all work in this process, `engine=Ray(...)` on a Ray cluster
     (strata.engines.ray). `adjusted` gives the method for each attempt at a round (a fleet's devices may change level).
@@ -78,11 +80,12 @@ def run(
         raise BadInput("strata.run was called while a worker process imported your script: put the call under "
                        "`if __name__ == '__main__':`")  # fmt: skip
     training = complete(_as_planned(training, method, data), data)
-    if isinstance(method, str):
+    plain, model = model, prepared(class_of(method), model, data.inputs, options.get("seed", 0))
+    if isinstance(method, str | type):
         method = method_named(
             method, ChannelGraph(model, data.inputs), constraints=several(constraint), budgets=several(budget),
             batch_size=training.batch_size, micro_batch=training.micro_batch, rounds=rounds or DEFAULT_ROUNDS,
-            seed=options.get("seed", 0), model_name=type(model).__name__, training=training,
+            seed=options.get("seed", 0), model_name=type(plain).__name__, training=training,
         )  # fmt: skip
     elif constraint is not None or budget is not None:
         raise BadInput("the method already knows what devices can hold: give a constraint or budget with a name only")
@@ -94,6 +97,7 @@ def run(
     if checkpoint_every < 1:
         raise BadInput(f"checkpoints are every 1 or more rounds, not every {checkpoint_every}")
     _check_fit(method, model, data)
+    _check_last(method, checked.rounds)
     held: Samples | None = None
     description = describing.describe_data(data)
     if checked.validation:
@@ -113,7 +117,7 @@ def run(
         _check_privacy(method, checked)
     config = {
         "settings": {
-            "model": {"class": type(model).__name__, "structure": method.graph.hash},
+            "model": {"class": type(plain).__name__, "structure": method.graph.hash},
             "data": description,
             "method": describing.describe_method(method),
             "partition": partition if isinstance(partition, str) else describing.describe_partition(parts),
@@ -138,7 +142,8 @@ def run(
         folder = RunFolder(Path(out), config, resume, show.say)
         samples = {"test": len(data.test)} | ({"validation": len(held)} if held is not None else {})
         active = Session(method, checked, settings, engine, folder, checkpoint_every, samples, show,
-                         pretrained=pretrained, objective=data.objective)  # fmt: skip
+                         pretrained=pretrained, objective=data.objective,
+                         names=plain_names(model, plain))  # fmt: skip
         if tensorboard:
             active.trackers.append(started("TensorBoard", lambda: TensorBoard(folder.path)))
         if mlflow:
@@ -201,7 +206,9 @@ def _on_ray(
     return RayEngine(program, ray, workers, cuts=cuts_of, source=source, shared=(Cut,), timeout=timeout)
 
 
-def _as_planned(training: LocalTraining | None, method: Method | str, data: FederatedData) -> LocalTraining | None:
+def _as_planned(
+    training: LocalTraining | None, method: Method | str | type[Method], data: FederatedData
+) -> LocalTraining | None:
     """A plan's bytes hold for its batches: they are taken where nothing is given, and larger ones are refused."""
     if not isinstance(method, SLT):
         return training
@@ -293,6 +300,17 @@ def _check_renumbering(partition: Any) -> None:
         raise BadInput(
             "a validation split renumbers the training samples, and your own partition names them by the old numbers: "
             "leave out one of them, or give the partition as the data's users, with partition='user'"
+        )
+
+
+def _check_last(method: Method, rounds: int) -> None:
+    """What is evaluated at the end becomes the plain model."""
+    graph = method.graph
+    output = method.evaluation_cut(rounds - 1).output
+    if graph.output_named(output) != graph.output_named(None):
+        raise BadInput(
+            f"{method.name} evaluates {output} after the last round: the final model is evaluated by its own output, "
+            f"{graph.output_named(None)}"
         )
 
 

@@ -81,6 +81,7 @@ class Session:
     account: Account | None = None  # with differential privacy
     saved: int = -1  # the newest checkpoint's round
     pretrained: bool = False  # the model's weights are trained ones
+    names: Mapping[str, str] = field(default_factory=dict)  # of the plain model's entries, by the prepared one's
     objective: Objective = Classification()  # of the data
 
     def run(self, model: nn.Module, interrupts: Interrupts) -> Result:
@@ -202,7 +203,8 @@ class Session:
         folder, options = self.folder, self.options
         cut = self.method.evaluation_cut(options.rounds - 1)
         test = self.last or self._evaluate(state, "test")
-        data = save(final_state(self.engine, state.tensors, cut, options.seed, self._calibration))
+        final = final_state(self.engine, state.tensors, cut, options.seed, self._calibration)
+        data = save({self.names[name]: tensor for name, tensor in final.items() if name in self.names})
         plain = test if options.bn == "re-estimated" else self._evaluate(state, "test", "re-estimated")
         records = read_metrics(folder.path)
         summary = {
@@ -235,7 +237,7 @@ def flops_of_tasks(method: Method, recomputed: Callable[[Cut], int] | None = Non
     known: dict[Any, int] = {}
 
     def of_cut(cut: Cut) -> int:
-        key = (tuple(cut.shapes.values()), cut.frozen)
+        key = (cut.output, tuple(cut.shapes.values()), cut.frozen)
         if key not in known:
             known[key] = flops(method.graph, cut).real_train + (recomputed(cut) if recomputed else 0)
         return known[key]

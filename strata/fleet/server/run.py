@@ -25,6 +25,8 @@ from strata.fleet.server.members import Device, Kind, Roster, in_order
 from strata.fleet.server.messages import Post, names
 from strata.fleet.server.resuming import fitted, request_of
 from strata.graph import ChannelGraph
+from strata.methods import method_class
+from strata.methods.heads import is_prepared
 from strata.runs.folder import has_checkpoint, is_finished, refuse_used
 from strata.runs.request import Request, jsonable
 from strata.runs.running import make_engine, run
@@ -67,6 +69,10 @@ def conduct(grid: Grid, settings: RunSettings) -> Result | None:
     saved = _saved(out / FILE) if settings.resume and (out / FILE).exists() else None
     asked = request_of(out, settings.request) if settings.resume else Request.from_json(settings.request)
     request = replace(asked, exact=True)
+    if is_prepared(method_class(request.method)):
+        raise BadInput(
+            f"{request.method} adds to the model, and real devices make the model by its name alone: simulate it"
+        )
     terms = settings.terms(saved or {})
     if saved is not None and saved["evaluation"] != terms.evaluation:
         raise BadInput(f"this run is evaluated by the {saved['evaluation']}: resume it with the same --evaluation")
