@@ -9,7 +9,6 @@ import torch
 from torch import Tensor, fx
 
 from strata.graph.cut import Cut
-from strata.graph.outputs import needed_for
 from strata.graph.propagation import concrete_size
 from strata.graph.rewrite import steps
 from strata.ops import operator_of
@@ -47,7 +46,7 @@ def sized_ops(
         ops.append(op)
         needs_grad[op.name] = op.requires_grad
 
-    needed = needed_for(mode.graph, mode.outputs[output], len(mode.outputs))
+    needed = mode.needed(output)
     for node, given in zip(mode.inputs, graph.inputs.inputs, strict=True):
         add(SizedOp(node.name, "input", None, (), (), {}, (batch, *given.shape), static[node].dtype, False))
     for node in mode.graph.nodes:

@@ -7,6 +7,7 @@ from strata.methods.fd import FD
 from strata.methods.fedavg import FedAvg
 from strata.methods.fedrolex import FedRolex
 from strata.methods.fjord import FjORD
+from strata.methods.heads import WithHeads, with_classifiers
 from strata.methods.heterofl import HeteroFL
 from strata.methods.registry import METHODS, create, method_class, register
 from strata.methods.slt import SLT, Progress
@@ -15,5 +16,5 @@ from strata.planning.widths import largest_scale
 
 __all__ = [
     "FD", "METHODS", "SLT", "Budget", "Card", "FedAvg", "FedRolex", "FjORD", "HeteroFL", "Levels", "Method", "Phase",
-    "Progress", "Small", "Task", "create", "largest_scale", "method_class", "register",
+    "Progress", "Small", "Task", "WithHeads", "create", "largest_scale", "method_class", "register", "with_classifiers",
 ]  # fmt: skip

@@ -16,7 +16,9 @@ from strata.core.errors import BadInput, Infeasible
 from strata.methods.card import Card
 
 if TYPE_CHECKING:
-    from strata.graph import ChannelGraph, Cut
+    from torch import nn
+
+    from strata.graph import ChannelGraph, Cut, InputSpec
     from strata.methods.budget import Budget
 
 
@@ -81,6 +83,11 @@ class Method(ABC):
         cls.name = cls.card.name
 
     # --- how it is made ----------------------------------------------------------------------------------------
+
+    @classmethod
+    def prepare(cls, model: nn.Module, inputs: InputSpec) -> nn.Module:
+        """The model that devices train parts of: the given one, or one around it with further heads (heads.py)."""
+        return model
 
     @classmethod
     def from_budget(cls, graph: ChannelGraph, budget: Budget) -> Self:

@@ -26,6 +26,12 @@ class PlainSteps:
     proximal: float = 0.0
 
 
+def class_of(method: Method | str | type[Method]) -> type[Method]:
+    if isinstance(method, str):
+        return method_class(method)
+    return method if isinstance(method, type) else type(method)
+
+
 def method_named(
     name: str | type[Method],
     graph: ChannelGraph,
@@ -43,7 +49,7 @@ def method_named(
 ) -> Method:
     """`constraints` are width ratios, `budgets` bytes; several are levels of devices. `options`: those of the method's
     card. A class may stand in for its name."""
-    method = method_class(name) if isinstance(name, str) else name
+    method = class_of(name)
     check_levels(name, constraints, budgets)
     own = method.card.options
     unknown = sorted(set(options) - set(own))
@@ -67,7 +73,7 @@ def check_levels(
     name: str | type[Method], constraints: Sequence[float], budgets: Sequence[int | str], needed: bool = True
 ) -> None:
     """`needed` False: what devices can hold may still be unknown, as before a fleet of real ones has reported."""
-    method = method_class(name) if isinstance(name, str) else name
+    method = class_of(name)
     if constraints and budgets:
         raise BadInput("give either a constraint or a budget, not both")
     if needed and method.needs_budget and not (constraints or budgets):
@@ -75,7 +81,3 @@ def check_levels(
             f"{method.name} needs to know what a device can hold: give a constraint, such as 0.25, or a budget, such "
             "as 24MiB"
         )
-
-
-def check_name(name: str) -> None:
-    method_class(name)

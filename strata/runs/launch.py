@@ -20,6 +20,7 @@ from strata.engines.ray import Ray
 from strata.graph import ChannelGraph
 from strata.methods import Method, method_class
 from strata.methods.choice import method_named
+from strata.methods.heads import is_prepared, prepared_model
 from strata.models.loading import load_model
 from strata.runs.callbacks import Callback, trackers
 from strata.runs.config import Machine, RunConfig, of_some_methods
@@ -80,13 +81,15 @@ class Resources:
         """Workers prepare themselves while the plan is made."""
         data = self.data(config)
         model = make_model(config, data, with_weights)
+        whole = self._whole(config, model)
         training = make_training(config, data)
-        engine = self.engine(config, model, training)
+        engine = self.engine(config, whole, training)
         method = self._methods.pop(config) if config in self._methods else None
         return Prepared(
-            model=model,
+            model=whole,
+            plain=model,
             data=data,
-            method=method or make_method(config, self.graph(config, model)),
+            method=method or make_method(config, self.graph(config, whole)),
             options=config.options,
             training=training,
             server=config.server.optimizer(),
@@ -100,10 +103,13 @@ class Resources:
         first = configs[0]
         data = self.data(first)
         model = make_model(first, data)
-        self.engine(first, model, make_training(first, data))
-        graph = self.graph(first, model)
+        self.engine(first, self._whole(first, model), make_training(first, data))
         for config in configs:
-            self._methods[config] = make_method(config, graph)
+            self._methods[config] = make_method(config, self.graph(config, self._whole(config, model)))
+
+    def _whole(self, config: RunConfig, model: nn.Module) -> nn.Module:
+        """The model that devices train parts of: as the method wants it."""
+        return prepared_model(method_class(config.method), model, self.data(config).inputs, config.seed)
 
     def data(self, config: RunConfig) -> FederatedData:
         key = (config.problem.data, config.problem.data_dir)
@@ -113,7 +119,7 @@ class Resources:
         return self._data[1]
 
     def graph(self, config: RunConfig, model: nn.Module) -> ChannelGraph:
-        key = (config.problem.model, config.problem.data, config.problem.data_dir)
+        key = (config.problem.model, config.problem.data, config.problem.data_dir, _own_model(config))
         if self._graph is None or self._graph[0] != key:
             self._graph = (key, ChannelGraph(model, self.data(config).inputs))
         return self._graph[1]
@@ -122,7 +128,7 @@ class Resources:
         """Its workers hold the training data, less the validation split, which depends on the seed."""
         problem, evaluation = config.problem, config.evaluation
         split = (evaluation.validation, config.course.seed) if evaluation.validation else None
-        key = (problem.model, problem.data, problem.data_dir, training, config.machine, split)
+        key = (problem.model, problem.data, problem.data_dir, training, config.machine, split, _own_model(config))
         if self._engine is None or self._engine[0] != key:
             self.close()
             rest, held = split_data(config, self.data(config))
@@ -143,6 +149,11 @@ class Resources:
         if self._engine is not None:
             self._engine[1].close()
             self._engine = None
+
+
+def _own_model(config: RunConfig) -> tuple[str, int] | None:
+    """What tells the models of methods apart that make one of their own."""
+    return (config.method, config.seed) if is_prepared(method_class(config.method)) else None
 
 
 # --- the parts of a run --------------------------------------------------------------------------------------------

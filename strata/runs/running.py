@@ -33,7 +33,8 @@ from strata.federation.rounds import RoundSettings
 from strata.federation.simulated_fleet import parse_stragglers
 from strata.graph import ChannelGraph, Cut
 from strata.methods import SLT
-from strata.methods.choice import method_named
+from strata.methods.choice import class_of, method_named
+from strata.methods.heads import plain_names, prepared_model
 from strata.runs import folder as folders
 from strata.runs.callbacks import Callback, Callbacks, trackers
 from strata.runs.config import DEFAULT_ROUNDS, FORMAT, RunOptions
@@ -51,7 +52,7 @@ Partitions = str | Partition | Sequence[Sequence[int] | np.ndarray]
 def run(
     model: nn.Module,
     data: FederatedData,
-    method: Method | str,
+    method: Method | str | type[Method],
     *,
     out: str | Path,
     constraint: float | Sequence[float] | None = None,
@@ -76,7 +77,8 @@ def run(
 ) -> Result:
     """Trains `model` over the fleet by `method` into the folder `out`.
 
-    method: such as strata.SLT(plan), or a name with a `constraint` (0.25) or `budget` ("24 MiB"; several: levels).
+    method: such as strata.SLT(plan), or a name or class with a `constraint` (0.25) or `budget` ("24 MiB"; several:
+        levels).
     partition: a name as on the command line, or sample indices per device.
     training: how devices train; without it, as the plan says, with the data's own augmentation.
     resume: continue in `out`, to the bits of a run that never stopped.
@@ -94,10 +96,11 @@ def run(
             "`if __name__ == '__main__':`"
         )
     training = complete(_as_planned(training, method, data), data)
-    if isinstance(method, str):
+    whole = prepared_model(class_of(method), model, data.inputs, options.get("seed", 0))
+    if isinstance(method, str | type):
         method = method_named(
             method,
-            ChannelGraph(model, data.inputs),
+            ChannelGraph(whole, data.inputs),
             constraints=several(constraint),
             budgets=several(budget),
             batch_size=training.batch_size,
@@ -114,7 +117,17 @@ def run(
     if parse_stragglers(stragglers)[0] and deadline is None and not resume:
         raise BadInput("stragglers matter only where they can come too late: give a deadline, such as 2, as well")
     prepared = Prepared(
-        model, data, method, settings, training, server or ServerOptimizer(), partition, engine, adjusted, pretrained
+        model=whole,
+        data=data,
+        method=method,
+        options=settings,
+        training=training,
+        server=server or ServerOptimizer(),
+        partition=partition,
+        engine=engine,
+        adjusted=adjusted,
+        pretrained=pretrained,
+        plain=model,
     )
     return carry_out(
         prepared,
@@ -147,6 +160,7 @@ class Prepared:
     engine: Engine | Ray | None = None  # None: workers of its own on this machine
     adjusted: Callable[[Method, int], Method] | None = None
     pretrained: bool = False
+    plain: nn.Module | None = None  # the user's model, where the method has added to it
 
 
 def carry_out(
@@ -162,12 +176,13 @@ def carry_out(
 ) -> Result:
     """The run itself. What is wrong is said before anything is written."""
     model, data, method, options = prepared.model, prepared.data, prepared.method, prepared.options
-    training = prepared.training
+    training, plain = prepared.training, prepared.plain or prepared.model
     if options.course.exact:  # the reference: as a device of its own trains
         training = replace(training, kernels=False)
     if checkpoint_every < 1:
         raise BadInput(f"checkpoints are every 1 or more rounds, not every {checkpoint_every}")
     _check_fit(method, model, data)
+    _check_last(method, options.course.rounds)
     held: Samples | None = None
     description = folders.describe_data(data)
     if options.evaluation.validation:
@@ -181,7 +196,7 @@ def carry_out(
     config = {
         "format": FORMAT,
         "settings": {
-            "model": {"class": type(model).__name__, "structure": method.graph.hash},
+            "model": {"class": type(plain).__name__, "structure": method.graph.hash},
             "data": description,
             "method": folders.describe_method(method),
             "partition": _partition_text(prepared.partition, parts),
@@ -219,6 +234,7 @@ def carry_out(
             listeners,
             pretrained=prepared.pretrained,
             objective=data.objective,
+            names=plain_names(model, plain),
         )
         with Interrupts() as interrupts:
             return session.run(model, interrupts)
@@ -307,7 +323,9 @@ def _on_ray(
     return RayEngine(program, ray, workers, cuts=cuts_of, source=source, shared=(Cut,), timeout=timeout)
 
 
-def _as_planned(training: LocalTraining | None, method: Method | str, data: FederatedData) -> LocalTraining | None:
+def _as_planned(
+    training: LocalTraining | None, method: Method | str | type[Method], data: FederatedData
+) -> LocalTraining | None:
     """A plan's bytes hold for its batches: they are taken where nothing is given, and larger ones are refused."""
     if not isinstance(method, SLT):
         return training
@@ -403,6 +421,17 @@ def _check_renumbering(partition: Any) -> None:
         raise BadInput(
             "a validation split renumbers the training samples, and your own partition names them by the old numbers: "
             "leave out one of them, or give the partition as the data's users, with partition='user'"
+        )
+
+
+def _check_last(method: Method, rounds: int) -> None:
+    """What is evaluated at the end becomes the plain model."""
+    graph = method.graph
+    output = method.evaluation_cut(rounds - 1).output
+    if graph.output_named(output) != graph.output_named(None):
+        raise BadInput(
+            f"{method.name} evaluates {output} after the last round: the final model is evaluated by its own output, "
+            f"{graph.output_named(None)}"
         )
 
 

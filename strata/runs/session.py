@@ -6,7 +6,7 @@ import hashlib
 import math
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -77,6 +77,7 @@ class Session:
     account: Account | None = None  # with differential privacy
     saved: int = -1  # the newest checkpoint's round
     pretrained: bool = False  # the model's weights are trained ones
+    names: Mapping[str, str] = field(default_factory=dict)  # of the plain model's entries, by the prepared one's
     objective: Objective = Classification()  # of the data
 
     def run(self, model: nn.Module, interrupts: Interrupts) -> Result:
@@ -193,7 +194,8 @@ class Session:
     def _state_dict(self, state: FederationState) -> dict[str, Tensor]:
         """Of the plain module: what is evaluated after this round."""
         cut = self._evaluated_cut(state)
-        return final_state(self.engine, state.tensors, cut, self.options.course.seed, self._calibration)
+        final = final_state(self.engine, state.tensors, cut, self.options.course.seed, self._calibration)
+        return {self.names[name]: tensor for name, tensor in final.items() if name in self.names}
 
     # --- records -------------------------------------------------------------------------------------------------
 
@@ -289,7 +291,7 @@ def flops_of_tasks(method: Method, recomputed: Callable[[Cut], int] | None = Non
     known: dict[Any, int] = {}
 
     def of_cut(cut: Cut) -> int:
-        key = (tuple(cut.shapes.values()), cut.frozen)
+        key = (cut.output, tuple(cut.shapes.values()), cut.frozen)
         if key not in known:
             known[key] = flops(method.graph, cut).real_train + (recomputed(cut) if recomputed else 0)
         return known[key]

@@ -40,11 +40,15 @@ class Chunked:
         mode = graph.mode("eval")
         table = graph.kept_table(cut)
         self._inputs = mode.inputs
-        self._output = mode.output
+        name = graph.output_named(cut.output)
+        self._output = mode.outputs[name]
+        needed = mode.needed(name)
         self._constants = graph.cut_constants(table)
         batch = str(self._inputs[0].meta["val"].shape[0])
         self._stretches: list[list[Step]] = [[]]  # each but the first begins with a batch norm
         for step in steps(mode, table):
+            if step.node not in needed:
+                continue
             if not _keeps_samples_apart(step.node, batch):
                 raise NotChunkable(f"{step.node.target}")
             if family(step.node) == "batch_norm":

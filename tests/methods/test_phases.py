@@ -10,11 +10,14 @@ from torch import Tensor
 from torch.nn import functional
 
 from strata.core.errors import BadInput
+from strata.data import ImageSet
+from strata.data.objectives import Classification
 from strata.methods import Card, FedAvg, Method, Phase, Task
 from strata.runs.session import flops_of_tasks
 from strata.training import LocalTraining, peak_bytes, train_device
 from strata.training.loop import Draws
 from tests.methods.tiny import PAPER, same_bits, samples, tiny_graph, tiny_state, train
+from tests.workspaces import workspace_of
 
 GRAPH = tiny_graph()
 
@@ -31,11 +34,14 @@ class TwoPhases(Method):
 
 
 @dataclass(frozen=True)
-class Doubled:
+class Doubled(Classification):
     """An objective of the method's own: twice the cross-entropy."""
 
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
         return 2 * functional.cross_entropy(outputs, targets, reduction="none")
+
+    def mean_loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        return 2 * functional.cross_entropy(outputs, targets)
 
 
 def test_what_is_sent_holds_all_phases_and_what_any_of_them_trains_comes_back() -> None:
@@ -55,11 +61,12 @@ def test_two_phases_are_two_trainings_one_after_the_other_by_hand() -> None:
     """The second phase starts from what the first has left, and draws on from where it stopped."""
     task = TwoPhases(GRAPH).assign(3, [1])[0]
     images, labels = samples(1)
+    own, space = ImageSet(images, labels), workspace_of(GRAPH)
     state = tiny_state()
-    update = train_device(GRAPH, task, task.cut.extract(state), images, labels, PAPER, 0.1, seed=1)
+    update = train_device(space, task, task.cut.extract(state), own, PAPER, 0.1, seed=1)
 
     first, second = (phase.cut for phase in task.phases)
-    one = train_device(GRAPH, Task(3, 1, first), first.extract(state), images, labels, PAPER, 0.1, seed=1)
+    one = train_device(space, Task(3, 1, first), first.extract(state), own, PAPER, 0.1, seed=1)
     between = {name: tensor.clone() for name, tensor in state.items()}
     first.scatter(between, one.tensors)
     order = torch.randperm(20, generator=Draws.of(1, task).order)
@@ -69,12 +76,12 @@ def test_two_phases_are_two_trainings_one_after_the_other_by_hand() -> None:
     module = GRAPH.submodel(second, second.extract(between)).train()
     trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
     optimizer = torch.optim.SGD(trained, 0.1, 0.9, weight_decay=1e-5)
-    floats = PAPER.prepared(images)
+    (floats,) = PAPER.prepared((images,))
     functional.cross_entropy(module(floats[again]), labels[again]).backward()
     optimizer.step()
-    own = dict(module.named_parameters())
+    by_hand = dict(module.named_parameters())
     for name in second.trained:
-        torch.testing.assert_close(update.tensors[name], own[name].detach(), rtol=1e-4, atol=1e-6)
+        torch.testing.assert_close(update.tensors[name], by_hand[name].detach(), rtol=1e-4, atol=1e-6)
     for name in first.trained:
         part = first.extract_one(name, update.tensors[name])
         assert torch.equal(part, one.tensors[name])
@@ -83,21 +90,21 @@ def test_two_phases_are_two_trainings_one_after_the_other_by_hand() -> None:
 def test_costs_of_phases() -> None:
     """FLOPs add up, the largest peak counts, and the bytes that travel are those of all phases together."""
     task = TwoPhases(GRAPH).assign(0, [0])[0]
-    images, labels = samples(0)
+    own, space = ImageSet(*samples(0)), workspace_of(GRAPH)
     flops = flops_of_tasks(FedAvg(GRAPH))
     alone = [Task(0, 0, phase.cut) for phase in task.phases]
     assert flops(task) == sum(map(flops, alone))
-    peaks = [peak_bytes(GRAPH, one, images, labels, PAPER) for one in alone]
-    assert peak_bytes(GRAPH, task, images, labels, PAPER) == max(peaks)
+    peaks = [peak_bytes(space, one, own, PAPER) for one in alone]
+    assert peak_bytes(space, task, own, PAPER) == max(peaks)
 
 
 def test_a_phase_of_its_own_settings_and_objective() -> None:
-    images, labels = samples(0)
+    own = ImageSet(*samples(0))
     cut, state = GRAPH.full(), tiny_state()
 
     def trained(phase: Phase, settings: LocalTraining, lr: float) -> dict[str, Tensor]:
         task = Task(0, 0, cut, (phase,))
-        return train_device(GRAPH, task, cut.extract(state), images, labels, settings, lr, seed=1).tensors
+        return train_device(workspace_of(GRAPH), task, cut.extract(state), own, settings, lr, seed=1).tensors
 
     plain = replace(PAPER, weight_decay=0.0)
     assert same_bits(trained(Phase(cut, execution=replace(plain, batch_size=7)), plain, 0.1),

@@ -25,6 +25,8 @@ from strata.fleet.server.members import ConnectedDevices, DataKind, Device, in_o
 from strata.fleet.server.messages import Messenger, names
 from strata.fleet.server.resuming import config_of, fitted
 from strata.graph import ChannelGraph
+from strata.methods import method_class
+from strata.methods.heads import is_prepared
 from strata.runs.config import RunConfig
 from strata.runs.folder import has_checkpoint, is_finished, refuse_used
 from strata.runs.launch import launch, load_data, make_method, make_model, make_training, split_data
@@ -68,6 +70,10 @@ def run_on_fleet(grid: Grid, settings: RunSettings) -> Result | None:
     saved = _saved(out / FILE) if settings.resume and (out / FILE).exists() else None
     asked = config_of(out, settings.request) if settings.resume else RunConfig.from_json(settings.request)
     config = asked.changed(exact=True)
+    if is_prepared(method_class(config.method)):
+        raise BadInput(
+            f"{config.method} adds to the model, and real devices make the model by its name alone: simulate it"
+        )
     terms = settings.terms(saved or {})
     if saved is not None and saved["evaluation"] != terms.evaluation:
         raise BadInput(f"this run is evaluated by the {saved['evaluation']}: resume it with the same --evaluation")

@@ -52,7 +52,9 @@ class Plan:
         trains = {op.name: op.requires_grad for op in ops if op.kind == "op"}
         shapes = {op.name: op.shape for op in ops}
         self.devices, self.form = devices, form
-        self.output = mode.output
+        name = graph.output_named(cut.output)
+        self.output = mode.outputs[name]
+        needed = mode.needed(name)
         self.inputs = mode.inputs
         self.multiplied: set[str] = set()  # weights of linear layers: [devices, out, in]
         self.used: set[str] = set()
@@ -60,11 +62,13 @@ class Plan:
         self._trained: list[tuple[fx.Node, Run]] = []
         self.boundary: dict[Any, None] = {}
         maps: dict[Any, bool] = {}
-        constants = {str(n.target) for n in mode.graph.nodes if n.op == "get_attr"} - set(cut.shapes)
+        constants = {str(n.target) for n in needed if n.op == "get_attr"} - set(cut.shapes)
         if constants:
             raise NotVectorisable(f"the network holds a constant, {min(constants)}")
         for step in steps(mode, graph.kept_table(cut)):
             node = step.node
+            if node not in needed:
+                continue
             if not trains.get(node.name, False):
                 behind_trained = any(trains.get(x.name, False) for x in node.all_input_nodes)
                 if behind_trained and shapes[node.name] is not None:
