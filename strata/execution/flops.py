@@ -45,6 +45,7 @@ class Flops:
     attention_forward: int = 0
     attention_train: int = 0
     grouped_excess: int = 0
+    recomputed: int = 0  # forward, that backward repeats: neither in `forward` nor in `train`
 
     @property
     def real_forward(self) -> int:
@@ -52,7 +53,7 @@ class Flops:
 
     @property
     def real_train(self) -> int:
-        return self.train + self.attention_train - self.grouped_excess
+        return self.train + self.attention_train - self.grouped_excess + self.recomputed
 
 
 @dataclass(frozen=True)
@@ -63,7 +64,8 @@ class Traffic:
     download: int  # all parameters of the cut
 
 
-def flops(graph: ChannelGraph, cut: Cut) -> Flops:
+def flops_of_pass(graph: ChannelGraph, cut: Cut) -> Flops:
+    """One forward and one backward pass."""
     total: dict[str, int] = {}
     for _, counted in _counted(graph, cut):
         for field, value in counted.items():
