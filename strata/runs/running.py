@@ -103,12 +103,10 @@ def run(
             ChannelGraph(whole, data.inputs),
             constraints=several(constraint),
             budgets=several(budget),
-            batch_size=training.batch_size,
-            micro_batch=training.micro_batch,
+            execution=training,
             rounds=rounds or DEFAULT_ROUNDS,
             seed=options.get("seed", 0),
             model_name=type(model).__name__,
-            training=training,
         )
     elif constraint is not None or budget is not None:
         raise BadInput("the method already knows what devices can hold: give a constraint or budget with a name only")
@@ -331,8 +329,8 @@ def _as_planned(
         return training
     plan = method.plan
     if training is None:
-        return LocalTraining(plan.batch_size, augmentation=data.augmentation, micro_batch=plan.micro_batch)
-    planned, given = (one.micro_batch or one.batch_size for one in (plan, training))
+        return LocalTraining(**vars(plan.execution), augmentation=data.augmentation)
+    planned, given = plan.execution.at_once, training.at_once
     if given > planned:
         raise BadInput(
             f"the plan counts {planned} samples at a time and training takes {given}, which needs more memory: give "
