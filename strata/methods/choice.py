@@ -9,6 +9,7 @@ from strata.core.errors import BadInput
 from strata.core.sizes import parse_bytes
 from strata.execution import Execution
 from strata.methods.budget import Budget
+from strata.methods.registry import method_class
 
 if TYPE_CHECKING:
     from strata.graph import ChannelGraph
