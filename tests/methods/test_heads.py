@@ -15,7 +15,7 @@ from torch.nn import functional
 import strata
 from strata.core.errors import BadInput
 from strata.data import FederatedData, ImageSet
-from strata.execution import flops, memory, state_bytes
+from strata.execution import Execution, flops, memory, state_bytes
 from strata.execution.measured import measure
 from strata.graph import ChannelGraph, Cut, InputSpec
 from strata.methods import Card, Method, WithHeads, with_classifiers
@@ -109,8 +109,8 @@ def test_bytes_and_work_are_those_of_what_runs(frozen: int) -> None:
                          ("head1", "head2", "output"))  # fmt: skip
     for cut in (early, late, main):
         module = GRAPH.submodel(cut, cut.extract(state()))
-        measured = measure(module, INPUT, batch_size=32, classes=CLASSES).peak
-        assert -0.01 <= memory(GRAPH, cut, 32).total / measured - 1 <= 0.03
+        measured = measure(module, INPUT, Execution(), CLASSES).peak
+        assert -0.01 <= memory(GRAPH, cut, Execution()).total / measured - 1 <= 0.03
     stem, head = 3 * 8 * 9 + 4 * 8 + 2, 8 * CLASSES + CLASSES  # the counter of batches has twice the bytes
     assert state_bytes(GRAPH, early) == 4 * (stem + head)
     plain = ChannelGraph(tiny_net(), INPUT)
