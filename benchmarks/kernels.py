@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from benchmarks import common, tables
-from strata.methods import Task
+from strata.methods import Phase
 from strata.training import kernels
 from strata.training.trainer import Trainer
 
@@ -35,7 +35,7 @@ def measure(quick: bool) -> dict[str, Any]:
 
 
 def _steps(case: str, stretches: int) -> dict[str, float]:
-    trainer = Trainer(common.workspace(), Task(0, 0, common.cut_of(case)), common.training(), common.LR)
+    trainer = Trainer(common.workspace(), Phase(common.cut_of(case)), common.training(), common.LR)
     images, labels = torch.randn(32, 3, 32, 32), torch.randint(0, 10, (32,))
     shortest = {"torch": float("inf"), "ours": float("inf")}
     for _ in range(stretches):

@@ -15,8 +15,9 @@ from torch import Tensor
 
 from strata.methods.base import Task
 from strata.training import kernels
-from strata.training.loop import Update, batches
+from strata.training.loop import Draws, Update, batches
 from strata.training.memory import peak_bytes
+from strata.training.phases import is_plain
 from strata.training.settings import LocalTraining
 from strata.training.vectorised.width import mean_channels
 from strata.training.workspace import Workspace
@@ -67,7 +68,7 @@ def train_cohort(
     start = [p.detach().clone() for p in parameters] if settings.proximal else []
     optimizer = settings.new_optimizer(parameters, lr)
     totals = torch.zeros(len(tasks), dtype=torch.float64)
-    streams = [batches(own, settings, seed, task) for task, own in zip(tasks, data, strict=True)]
+    streams = [batches(own, settings, Draws.of(seed, task)) for task, own in zip(tasks, data, strict=True)]
     for step in zip(*streams, strict=True):
         optimizer.zero_grad()
         with kernels.own_convolutions(settings.kernels):  # of wide frozen layers
@@ -97,10 +98,10 @@ def narrow(graph: ChannelGraph, cut: Cut) -> bool:
 
 
 def _simple(task: Task, settings: LocalTraining) -> bool:
-    """Element-wise optimizer, one loss, one level: then devices in one network stay apart."""
+    """Element-wise optimizer, one phase, one loss, one level: then devices in one network stay apart."""
     own_code = settings.optimizer is not None or not settings.by_objective
     in_parts = settings.micro_batch is not None or settings.activation_checkpointing is not None
-    return not task.levels and not own_code and not in_parts
+    return len(task.phases) == 1 and is_plain(task.phases[0]) and not own_code and not in_parts
 
 
 def _split(group: list[int]) -> list[list[int]]:

@@ -9,7 +9,8 @@ from torch import Tensor
 
 from strata.data.samples import Batch, Samples
 from strata.execution.measured import live_bytes, measure_step
-from strata.methods.base import Task
+from strata.methods.base import Phase, Task
+from strata.training.phases import settings_of
 from strata.training.settings import LocalTraining
 from strata.training.trainer import Trainer
 from strata.training.workspace import Workspace
@@ -19,24 +20,28 @@ if TYPE_CHECKING:
 
 
 def peak_bytes(workspace: Workspace, task: Task, samples: Samples, settings: LocalTraining) -> int:
-    """The highest live tensor bytes of this task's largest mini-batch, for FjORD over all its levels.
+    """The highest live tensor bytes of this task's largest mini-batch, over its phases and, for FjORD, its levels.
 
     Bytes follow from shapes, not from values, so each kind of task is measured once per process and remembered. The
     weights that the submodel holds are used up: call it after training.
     """
+    return max(_of_phase(workspace, phase, samples, settings_of(phase, settings)) for phase in task.phases)
+
+
+def _of_phase(workspace: Workspace, phase: Phase, samples: Samples, settings: LocalTraining) -> int:
     size = min(settings.batch_size, len(samples))
-    kinds = tuple(workspace.structure(cut) for cut in (task.cut, *task.levels))
-    return workspace.measured((kinds, size, settings), lambda: _measure(workspace, task, samples, settings, size))
+    kinds = tuple(workspace.structure(cut) for cut in (phase.cut, *phase.levels))
+    return workspace.measured((kinds, size, settings), lambda: _measure(workspace, phase, samples, settings, size))
 
 
-def _measure(workspace: Workspace, task: Task, samples: Samples, settings: LocalTraining, size: int) -> int:
+def _measure(workspace: Workspace, phase: Phase, samples: Samples, settings: LocalTraining, size: int) -> int:
     with torch.random.fork_rng(devices=[]):
         # copies: a view would count the whole data set that it looks into
         batch = tuple(tensor[:size].clone() for tensor in samples.tensors)
         x = settings.augmented(batch, torch.Generator().manual_seed(0))
         del batch
         y = samples.targets[:size].clone()
-        trainer = Trainer(workspace, task, settings, lr=0.01)
+        trainer = Trainer(workspace, phase, settings, lr=0.01)
         x, y = trainer.outer.arranged(x), y.to(settings.device)
         trainer.step(x, y)  # momentum exists from the first step on
         highest = max(_peak(trainer, x, y, level) for level in range(len(trainer.levels)))

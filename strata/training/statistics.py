@@ -67,7 +67,7 @@ def reestimated(
             with BatchStatistics(weight=1 / (number + 1)):  # the mean over batches
                 small.module(*small.arranged(settings.prepared(batch.tensors)))
     result = dict(tensors)
-    for name in graph.buffer_names:
+    for name in (name for name in graph.buffer_names if name in cut.shapes):
         result[name] = small.state[name].detach().clone(memory_format=torch.contiguous_format).cpu()
     return result
 

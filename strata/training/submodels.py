@@ -18,8 +18,8 @@ from strata.training.chunked import Chunked, NotChunkable
 if TYPE_CHECKING:
     from strata.data.samples import Batch
     from strata.execution.placement import Placement
+    from strata.execution.segments import Segmented
     from strata.graph import ChannelGraph, Cut
-    from strata.training.recomputation import Segmented
 
 
 @dataclass
@@ -52,7 +52,7 @@ class BuiltSubmodel:
 
 def structure_digest(graph: ChannelGraph, cut: Cut) -> str:
     """Equal for cuts whose submodels differ in weights only: same shapes, frozen layers, calls and index constants."""
-    digest = hashlib.sha256(repr((cut.shapes, sorted(cut.frozen))).encode())
+    digest = hashlib.sha256(repr((cut.output, cut.shapes, sorted(cut.frozen))).encode())
     table = graph.kept_table(cut)
     for name, constant in graph.cut_constants(table).items():
         digest.update(f"{name} {constant.tolist()}\n".encode())

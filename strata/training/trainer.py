@@ -1,4 +1,4 @@
-"""One task's working set: the submodel, the optimizer, and what a mini-batch does to them."""
+"""One phase's working set: the submodel, the optimizer, and what a mini-batch does to them."""
 
 from __future__ import annotations
 
@@ -14,35 +14,35 @@ from strata.training.workspace import Workspace
 
 if TYPE_CHECKING:
     from strata.data.samples import Batch
-    from strata.methods.base import Task
+    from strata.methods.base import Phase
 
 
 class Trainer:
-    """Takes the weights that the task's submodel in the workspace holds now.
+    """Takes the weights that the phase's submodel in the workspace holds now.
 
     With levels (FjORD) one optimizer, on the device's largest cut, lives through all mini-batches. Coordinates outside
     a mini-batch's level get gradient zero, so their momentum decays and still moves them, as it does where one network
     is sliced in its forward pass.
     """
 
-    def __init__(self, workspace: Workspace, task: Task, settings: LocalTraining, lr: float) -> None:
+    def __init__(self, workspace: Workspace, phase: Phase, settings: LocalTraining, lr: float) -> None:
         self.settings = settings
-        self.names = task.cut.trained
-        self.outer = workspace.submodel(task.cut, settings.device)
+        self.names = phase.cut.trained
+        self.outer = workspace.submodel(phase.cut, settings.device)
         self.outer.module.train()
         self.parameters = [self.outer.parameters[name] for name in self.names]
         self.received = [p.detach().clone() for p in self.parameters] if settings.proximal else []
         self.optimizer = settings.new_optimizer(self.parameters, lr)
         self.levels = [
-            None if level == task.cut else (level.within(task.cut), workspace.submodel(level, settings.device))
-            for level in task.levels
+            None if level == phase.cut else (level.within(phase.cut), workspace.submodel(level, settings.device))
+            for level in phase.levels
         ] or [None]
         for level in self.levels:
             if level is not None:
                 level[1].module.train()
-        inner = [(cut, level[1]) for cut, level in zip(task.levels, self.levels, strict=False) if level is not None]
+        inner = [(cut, level[1]) for cut, level in zip(phase.levels, self.levels, strict=False) if level is not None]
         self.forwards = {
-            small.module: workspace.forward(cut, settings) for cut, small in ((task.cut, self.outer), *inner)
+            small.module: workspace.forward(cut, settings) for cut, small in ((phase.cut, self.outer), *inner)
         }
 
     def step(self, x: Batch, y: Tensor, level: int = -1) -> float:

@@ -22,8 +22,8 @@ from strata.federation.privacy_accounting import Ledger, epsilon
 from strata.graph import ChannelGraph
 from strata.methods import create
 from strata.runs import run
+from strata.runs.config import RunConfig
 from strata.runs.folder import METRIC_KEYS
-from strata.runs.request import Request
 from strata.training import calibration_indices, plain_state
 from tests.federation import tiny
 from tests.federation.tiny import bits, tiny_run
@@ -218,10 +218,10 @@ def test_a_run_of_an_older_strata_can_be_resumed(tmp_path: Path, monkeypatch: py
         tiny_run(tmp_path, "slt", resume=True, aggregation="median")
     assert tuple(tiny_run(tmp_path, "slt", resume=True).metrics[-1]) == METRIC_KEYS
     # and what the command line asked for
-    asked = Request().to_json()
-    assert not later & set(asked) and Request.from_json(asked) == Request()
-    changed = Request(aggregation="median", dp_delta=0.1)
-    assert Request.from_json(changed.to_json()) == changed != Request()
+    asked = RunConfig().to_json()
+    assert not later & set(asked) and RunConfig.from_json(asked) == RunConfig()
+    changed = RunConfig.of(aggregation="median", dp_noise=1.0, dp_clip=0.5, dp_delta=0.1)
+    assert RunConfig.from_json(changed.to_json()) == changed != RunConfig()
 
 
 COMMAND = ["run", "--model", "strata_run_nets:make", "--devices", "10", "--per-round", "4", "--rounds", "2",

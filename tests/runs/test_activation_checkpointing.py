@@ -14,7 +14,7 @@ from strata.core.errors import BadInput, Infeasible
 from strata.core.files import read_json
 from strata.execution import memory
 from strata.methods.choice import method_named
-from strata.runs.request import Request, jsonable
+from strata.runs.config import RunConfig
 from strata.training import LocalTraining
 from strata.training.memory import measured_bytes
 from tests.federation.tiny import bits, graph, tiny_run, training
@@ -51,9 +51,10 @@ def as_record(line: str) -> dict[str, object]:
 
 
 def test_older_requests_are_the_same_request() -> None:
-    older = jsonable(Request(method="fedavg"))
-    del older["activation_checkpointing"]
-    assert Request.from_json(older) == Request(method="fedavg")
+    older = RunConfig.of(method="fedavg").to_json()
+    assert "activation_checkpointing" not in older
+    assert RunConfig.from_json(older) == RunConfig.of(method="fedavg")
+    assert RunConfig.from_json({**older, "activation_checkpointing": None}) == RunConfig.of(method="fedavg")
 
 
 def test_a_budget_is_held_against_measured_bytes() -> None:

@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from strata.data import ImageSet
 from strata.graph import ChannelGraph, Cut
-from strata.methods import Task
+from strata.methods import Phase, Task
 from strata.models import resnet20
 from strata.training import LocalTraining, train_device
 from strata.training.cohorts import COHORT, cohorts, narrow, train_cohort
@@ -160,11 +160,10 @@ def test_cohorts_by_hand() -> None:
     assert cohorts(workspace_of(graph), tasks, samples, LocalTraining(), exact=True) == [[d] for d in range(9)]
     assert cohorts(workspace_of(graph), tasks, samples, LocalTraining(micro_batch=4)) == [[d] for d in range(9)]
     random = [Task(0, d, graph.random(0.125, torch.Generator().manual_seed(d))) for d in range(4)]
-    assert cohorts(workspace_of(graph), random, [50] * 4, LocalTraining()) == [
-        [0, 1, 2, 3]
-    ]  # same structure, other channels
-    levels = [Task(0, d, thin, (graph.prefix(0.07), thin)) for d in range(2)]
-    assert cohorts(workspace_of(graph), levels, [50] * 2, LocalTraining()) == [[0], [1]]
+    workspace = workspace_of(graph)
+    assert cohorts(workspace, random, [50] * 4, LocalTraining()) == [[0, 1, 2, 3]]  # same structure, other channels
+    levels = [Task(0, d, thin, (Phase(thin, levels=(graph.prefix(0.07), thin)),)) for d in range(2)]
+    assert cohorts(workspace, levels, [50] * 2, LocalTraining()) == [[0], [1]]
 
 
 @pytest.mark.parametrize("name", ["vgg", "densenet40", "hf_vit", "gated"])

@@ -94,7 +94,7 @@ def test_micro_batches_add_up_to_the_batch() -> None:
 def test_fjord_keeps_momentum_across_mini_batches() -> None:
     """Levels 1 and 2 of 2 hidden units. The second unit gets no gradient at level 1, and its momentum carries on."""
     (task,) = FjORD(two_layers(), (0.5, 1.0)).assign(0, [1])
-    assert [cut.shapes["1.weight"] for cut in task.levels] == [(1, 1), (2, 1)]
+    assert [cut.shapes["1.weight"] for cut in task.phases[0].levels] == [(1, 1), (2, 1)]
     batches, seen = 6, set()
     for seed in range(4):
         draws = generator(seed, "fjord level", 0, 1)

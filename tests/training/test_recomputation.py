@@ -19,9 +19,9 @@ from strata.execution import flops
 from strata.execution.measured import measure
 from strata.execution.placement import Placement, place
 from strata.graph import ChannelGraph, Cut
-from strata.methods import FedAvg, FjORD, Method, Small, Task
+from strata.methods import FedAvg, FjORD, Method, Phase, Small, Task
 from strata.models import resnet20
-from strata.runs.description import describe_training
+from strata.runs.folder import describe_training
 from strata.training import LocalTraining, peak_bytes
 from strata.training.cohorts import cohorts
 from strata.training.recomputation import Segmented
@@ -63,7 +63,7 @@ def two_steps(name: str, cut: Cut, settings: LocalTraining) -> tuple[list[float]
     graph, state = network(name)
     small = workspace_of(graph).submodel(cut)
     small.load(cut.extract(state))
-    trainer = Trainer(workspace_of(graph), Task(0, 0, cut), settings, lr=0.1)
+    trainer = Trainer(workspace_of(graph), Phase(cut), settings, lr=0.1)
     generator = torch.Generator().manual_seed(1)
     torch.manual_seed(2)  # dropout
     losses = []

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, fx
 
 from strata.graph.rewrite import Step, steps
+from strata.ops import operator_of
 from strata.ops.channels import family
 from strata.training.stepwise import StepValues, last_uses, run_step, take
 
@@ -26,7 +27,8 @@ class NotVectorisable(Exception):
 
 @dataclass(frozen=True)
 class Form:
-    """How the devices' values lie side by side, and how each family of operations runs on them."""
+    """How the devices' values lie side by side, and how each family of operations runs on them: `rules` by what
+    `Operator.vectorised` says."""
 
     side_by_side: Callable[[list[Tensor]], Tensor]  # one map per device, [batch, channels, height, width]
     take: Callable[[Tensor, int, Any], Tensor]  # of maps, these channels of every device; with the number of devices
@@ -50,7 +52,9 @@ class Plan:
         trains = {op.name: op.requires_grad for op in ops if op.kind == "op"}
         shapes = {op.name: op.shape for op in ops}
         self.devices, self.form = devices, form
-        self.output = mode.output
+        name = graph.output_named(cut.output)
+        self.output = mode.outputs[name]
+        needed = mode.needed(name)
         self.inputs = mode.inputs
         self.multiplied: set[str] = set()  # weights of linear layers: [devices, out, in]
         self.used: set[str] = set()
@@ -58,11 +62,13 @@ class Plan:
         self._trained: list[tuple[fx.Node, Run]] = []
         self.boundary: dict[Any, None] = {}
         maps: dict[Any, bool] = {}
-        constants = {str(n.target) for n in mode.graph.nodes if n.op == "get_attr"} - set(cut.shapes)
+        constants = {str(n.target) for n in needed if n.op == "get_attr"} - set(cut.shapes)
         if constants:
             raise NotVectorisable(f"the network holds a constant, {min(constants)}")
         for step in steps(mode, graph.kept_table(cut)):
             node = step.node
+            if node not in needed:
+                continue
             if not trains.get(node.name, False):
                 behind_trained = any(trains.get(x.name, False) for x in node.all_input_nodes)
                 if behind_trained and shapes[node.name] is not None:
@@ -77,7 +83,8 @@ class Plan:
                 if x.op != "get_attr" and not is_size and not trains.get(x.name, False):
                     self.boundary[x] = None
                     maps[x] = len(shapes[x.name]) == 4
-            rule = form.rules.get(family(node))
+            form_name = operator_of(node.target).vectorised
+            rule = None if form_name is None else form.rules.get(form_name)
             if rule is None:
                 raise NotVectorisable(f"{node.target} has no grouped form")
             self._trained.append((node, rule(self, step, maps)))
