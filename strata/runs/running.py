@@ -182,7 +182,6 @@ def carry_out(
     _check_fit(method, model, data)
     _check_last(method, options.course.rounds)
     held: Samples | None = None
-    description = folders.describe_data(data)
     if options.evaluation.validation:
         _check_renumbering(prepared.partition)
         data, held = hold_out(data, options.evaluation.validation, options.course.seed)
@@ -191,24 +190,6 @@ def carry_out(
     settings = round_settings(prepared, parts, training, workspace)
     if settings.privacy:
         _check_privacy(method, options)
-    config = {
-        "format": FORMAT,
-        "settings": {
-            "model": {"class": type(plain).__name__, "structure": method.graph.hash},
-            "data": description,
-            "method": folders.describe_method(method),
-            "partition": _partition_text(prepared.partition, parts),
-            "training": folders.describe_training(training),
-            **options.to_json(),
-            "eval_every": options.evaluated_every,
-            "server": dict(prepared.server.__dict__),
-            "vectorised": None if settings.together is None else {"devices": COHORT, "widest": WIDEST},
-        },
-        "request": request,
-        "versions": folders.versions(),
-        "machine": folders.machine(),
-        "commit": folders.commit(),
-    }
     show = display(progress)
     listeners = Callbacks([show, *callbacks])
     engine, own_engine = prepared.engine, None
@@ -218,7 +199,7 @@ def carry_out(
         engine.program.workspace = engine.program.workspace or workspace  # one process needs one
     folder: RunFolder | None = None
     try:
-        folder = RunFolder(out, config, resume, show.say)
+        folder = RunFolder(out, _config_json(prepared, settings, training, request), resume, show.say)
         listeners.log = folder.say
         samples = {"test": len(data.test)} | ({"validation": len(held)} if held is not None else {})
         session = Session(
@@ -242,6 +223,31 @@ def carry_out(
             own_engine.close()
         if folder is not None:
             folder.close()
+
+
+def _config_json(
+    prepared: Prepared, settings: RoundSettings, training: LocalTraining, request: Mapping[str, Any] | None
+) -> dict[str, Any]:
+    """What config.json holds. `settings` must be the same where the run is resumed."""
+    model, method, options = prepared.plain or prepared.model, prepared.method, prepared.options
+    return {
+        "format": FORMAT,
+        "settings": {
+            "model": {"class": type(model).__name__, "structure": method.graph.hash},
+            "data": folders.describe_data(prepared.data),
+            "method": folders.describe_method(method),
+            "partition": _partition_text(prepared.partition, settings.partition),
+            "training": folders.describe_training(training),
+            **options.to_json(),
+            "eval_every": options.evaluated_every,
+            "server": dict(prepared.server.__dict__),
+            "vectorised": None if settings.together is None else {"devices": COHORT, "widest": WIDEST},
+        },
+        "request": request,
+        "versions": folders.versions(),
+        "machine": folders.machine(),
+        "commit": folders.commit(),
+    }
 
 
 def round_settings(
