@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from strata.training.recomputation import Segmented
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
@@ -24,7 +25,6 @@ from strata.models import resnet20
 from strata.runs.folder import describe_training
 from strata.training import LocalTraining, peak_bytes
 from strata.training.cohorts import cohorts
-from strata.training.recomputation import Segmented
 from strata.training.trainer import Trainer
 from tests.methods.tiny import hand_plan, same_bits, tiny_graph, tiny_state, train
 from tests.networks import NETWORKS, Logits, graph_of
