@@ -27,7 +27,7 @@ from strata.federation.privacy import Reach
 from strata.federation.rounds import RoundSettings
 from strata.federation.simulated_fleet import parse_stragglers
 from strata.graph import ChannelGraph, Cut
-from strata.methods import SLT
+from strata.methods import SLT, Method
 from strata.methods.choice import class_of, method_named
 from strata.methods.heads import plain_names, prepared
 from strata.runs import description as describing
@@ -104,7 +104,9 @@ def run(
         _check_renumbering(partition)
         data, held = hold_out(data, checked.validation, checked.seed)
     parts = _partition(partition, data, checked)
-    alone = checked.exact or checked.privacy is not None  # in a cohort, who else is there shows in the last bits
+    _check_hooks(method, checked)
+    # in a cohort, who else is there shows in the last bits
+    alone = checked.exact or checked.privacy is not None or method.device_state is not None
     workspace = Workspace(method.graph)
     settings = RoundSettings(
         checked.fleet(), parts, checked.per_round, checked.quorum,
@@ -300,6 +302,14 @@ def _check_renumbering(partition: Any) -> None:
         raise BadInput(
             "a validation split renumbers the training samples, and your own partition names them by the old numbers: "
             "leave out one of them, or give the partition as the data's users, with partition='user'"
+        )
+
+
+def _check_hooks(method: Method, options: Options) -> None:
+    aggregates = type(method).aggregation is not Method.aggregation
+    if aggregates and (options.robust or options.privacy or options.weighted):
+        raise BadInput(
+            f"{method.name} aggregates in its own way: leave out the aggregation, the weights and differential privacy"
         )
 
 

@@ -19,6 +19,7 @@ from strata.core.interrupts import Interrupts
 from strata.data.objectives import Classification, Objective
 from strata.engines import Engine
 from strata.execution import flops
+from strata.federation.device_store import DeviceStore
 from strata.federation.jobs import evaluate, final_state
 from strata.federation.privacy_accounting import Account
 from strata.federation.rounds import RoundFailed, RoundSettings, play
@@ -90,6 +91,9 @@ class Session:
         if state.round >= total and is_finished(folder.path):
             folder.say(f"{folder.path} is finished: nothing to do")
             return Result(folder.path, read_json(folder.path / "summary.json"))
+        if self.method.device_state is not None:
+            store = DeviceStore(folder.path / "devices", lambda: min(folder.checkpoints.rounds(), default=0))
+            self.rounds = replace(self.rounds, store=store)
         self.show.start(self.method.name, state.round, total)
         flops = flops_of_tasks(self.method, self.rounds.recomputed_flops)
         if self.rounds.privacy:
