@@ -6,7 +6,7 @@ import importlib
 import os
 import sys
 
-from strata.core.errors import BadInput
+from strata.core.errors import BadInput, one_line
 
 
 def find(name: str, what: str, form: str, purpose: str) -> object:
@@ -20,7 +20,7 @@ def find(name: str, what: str, form: str, purpose: str) -> object:
         found: object = importlib.import_module(module_name)
     except Exception as error:
         raise BadInput(
-            f"cannot import {module_name!r} for the {what} {name!r} ({type(error).__name__}: {in_one_line(error)}); "
+            f"cannot import {module_name!r} for the {what} {name!r} ({one_line(error, kind=True)}); "
             "modules are looked for in the current folder and on PYTHONPATH"
         ) from error
     for part in attribute.split("."):
@@ -28,7 +28,3 @@ def find(name: str, what: str, form: str, purpose: str) -> object:
             raise BadInput(f"module {module_name!r} has no {attribute!r} {purpose}")
         found = getattr(found, part)
     return found
-
-
-def in_one_line(error: Exception) -> str:
-    return " ".join(str(error).split()) or "no message"

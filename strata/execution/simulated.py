@@ -16,7 +16,7 @@ import torch
 
 from strata.execution.learned import learned
 from strata.graph import Ref, SizedOp
-from strata.ops.bytes import RULES, NoRule, itemsize
+from strata.ops.bytes import NoRule, itemsize, simulate
 from strata.ops.tape import STANDING, Gradients, Simulation, Value
 
 LABEL_BYTES = INDEX_BYTES = 8
@@ -76,13 +76,10 @@ def _apply(sim: Simulation, op: SizedOp, values: dict[str, Any], dtypes: dict[st
         return None  # arithmetic on sizes
     arguments = [_resolve(argument, values) for argument in op.args]
     keywords = {key: _resolve(argument, values) for key, argument in op.kwargs.items()}
-    function = RULES.get(op.target)
-    if function is not None:
-        try:
-            return function(sim, op, *arguments, **keywords)
-        except NoRule:
-            pass  # a use of the operator that its rule does not cover
-    return learned(sim, op, (arguments, keywords), {id(values[name]): dtypes[name] for name in op.inputs})
+    try:
+        return simulate(sim, op, arguments, keywords)
+    except NoRule:  # there is no rule, or it does not cover this use
+        return learned(sim, op, (arguments, keywords), {id(values[name]): dtypes[name] for name in op.inputs})
 
 
 def _last_uses(ops: Sequence[SizedOp]) -> list[list[str]]:

@@ -17,14 +17,15 @@ from strata.experiments.setups import SETUPS, Setup
 from strata.graph import ChannelGraph
 from strata.methods import SLT, Task
 from strata.models.loading import load_model
+from strata.runs.launch import make_method
 from strata.runs.session import flops_of_tasks
 from strata.training import LocalTraining, Workspace, cohorts, kernels, train_cohort, train_device
 
 if TYPE_CHECKING:
-    from strata.experiments.base import Run
+    from strata.experiments.base import PlannedRun
     from strata.graph import Cut
     from strata.methods import Method
-    from strata.runs.request import Request
+    from strata.runs.config import RunConfig
 
 BATCHES = 2  # per device in a calibration, after one to warm up
 BATCH_EVALUATED = 64
@@ -76,16 +77,16 @@ class Estimator:
     _speeds: dict[tuple[str, str, str], dict[int, float]] = field(default_factory=dict)
     _spent: float = 0.0  # seconds of measuring
 
-    def of(self, run: Run) -> Estimate:
+    def of(self, run: PlannedRun) -> Estimate:
         key = (run.cell.name, run.request.rounds)  # seeds cost the same
         if key not in self._estimates:
             self._estimates[key] = self._estimate(run.request)
         return self._estimates[key]
 
-    def _estimate(self, request: Request) -> Estimate:
+    def _estimate(self, request: RunConfig) -> Estimate:
         setup = SETUPS[request.data]
         network = self._network(request.model, setup)
-        method = request.make_method(network.graph)
+        method = make_method(request, network.graph)
         settings = _settings(request, setup)
         per_sample = flops_of_tasks(method, lambda cut: network.workspace.recomputed_flops(cut, settings))
         phases = phases_of(method, request)
@@ -118,7 +119,7 @@ class Estimator:
         return self._networks[key]
 
     def _speed(
-        self, phase: Phase, network: Network, request: Request, settings: LocalTraining, per_sample: PerSample
+        self, phase: Phase, network: Network, request: RunConfig, settings: LocalTraining, per_sample: PerSample
     ) -> float:
         """Over one device, or one vectorised group of devices, of each level."""
         setup = SETUPS[request.data]
@@ -162,7 +163,7 @@ class Estimator:
         return known[cost]
 
 
-def _settings(request: Request, setup: Setup) -> LocalTraining:
+def _settings(request: RunConfig, setup: Setup) -> LocalTraining:
     """As the run trains, with stand-ins for the data's mean and standard deviation."""
     channels = setup.input[0]
     return LocalTraining(
@@ -207,7 +208,7 @@ def seconds_per_sample(network: Network, tasks: Sequence[Task], settings: LocalT
         return (time.perf_counter() - began) / (samples * len(tasks))
 
 
-def phases_of(method: Method, request: Request) -> list[Phase]:
+def phases_of(method: Method, request: RunConfig) -> list[Phase]:
     """SLT's steps that get rounds (early stopping: assumed to be equally long), or the one phase of the others."""
     levels = max(1, len(request.constraints))
     if not isinstance(method, SLT):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from strata.results.appearance import label_of
+
 
 @dataclass(frozen=True)
 class Setup:
@@ -33,14 +35,13 @@ SETUPS = {
 
 IID, NONIID = "iid", "dirichlet:0.1"  # non-iid FEMNIST too: not by writer
 
-LABELS = {
+_LABELS = {
     "cifar10": "CIFAR10", "cifar100": "CIFAR100", "femnist": "FEMNIST", "tinyimagenet": "TinyImageNet",
-    "imagenet64": "ImageNet (64×64)", "digits": "digits", "resnet20": "ResNet20", "resnet44": "ResNet44",
-    "resnet56": "ResNet56", "densenet40": "DenseNet40", "slt": "SLT", "small": "small model", "fedrolex": "FedRolex",
-    "fd": "FD", "heterofl": "HeteroFL", "fjord": "FjORD", "fedavg": "FedAvg", "iid": "iid",
-    "dirichlet:0.1": "non-iid (Dirichlet 0.1)",
+    "imagenet64": "ImageNet (64×64)", "resnet20": "ResNet20", "resnet44": "ResNet44", "resnet56": "ResNet56",
+    "densenet40": "DenseNet40", "dirichlet:0.1": "non-iid (Dirichlet 0.1)",
 }  # fmt: skip
 
 
 def label(name: str) -> str:
-    return LABELS.get(name, name)
+    """Of a data set, a network, a distribution or a method."""
+    return _LABELS.get(name) or label_of(name)

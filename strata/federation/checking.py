@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from strata.core.errors import one_line
 from strata.data.objectives import Objective
 
 if TYPE_CHECKING:
@@ -32,7 +33,7 @@ def problem_with(
     try:
         return _problem(update, task, state, norm_bound, most_samples, largest_loss)
     except (AttributeError, TypeError, ValueError, OverflowError) as error:  # not even the form of an update
-        return f"not an update ({type(error).__name__}: {error})"
+        return f"not an update ({one_line(error, kind=True)})"
 
 
 def _problem(

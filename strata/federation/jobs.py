@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from strata.core.errors import one_line
 from strata.data.objectives import Classification
 from strata.engines.base import EngineFailed, Parts
 from strata.graph import ChannelGraph, Cut
@@ -150,7 +151,7 @@ class DeviceProgram:
             own = [self.train.subset(job.samples) for job in jobs]
             updates = train_cohort(self.workspace, tasks, tensors, own, self.training, jobs[0].lr, jobs[0].seed)
         except Exception as error:  # whoever is to blame shows when each is on its own
-            reason = f"{type(error).__name__}: {error}"
+            reason = one_line(error, kind=True)
         if updates is not None:
             return list(updates)
         alone = [self._alone(job, state) for job in jobs]
@@ -163,7 +164,7 @@ class DeviceProgram:
             update: Update = self(job, state)
             return update
         except Exception as error:
-            return Failed(f"{type(error).__name__}: {error}", traceback.format_exc())
+            return Failed(one_line(error, kind=True), traceback.format_exc())
 
     def _tensors(self, job: EvaluateJob, state: Mapping[str, Tensor] | Parts) -> dict[str, Tensor]:
         if job.bn == "batch":

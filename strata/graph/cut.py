@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from strata.core.errors import BadInput
+from strata.core.errors import BadInput, one_line
 
 Kept = tuple[int, ...] | None  # sorted indices along one dim; None = all
 FORMAT = 1
@@ -158,7 +158,7 @@ class Cut:
             output = None if output is None else str(output)
             return Cut(str(value["graph"]), tuple(entries), tuple(shapes), frozenset(parameters), frozen, output)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise BadInput(f"this is not a cut in JSON form: {type(error).__name__} {error}.") from error
+            raise BadInput(f"this is not a cut in JSON form: {one_line(error, kind=True)}.") from error
 
 
 def _take(tensor: Tensor, dim: int, kept: tuple[int, ...]) -> Tensor:

@@ -109,7 +109,7 @@ def called(model: nn.Module, inputs: InputSpec, values: Sequence[Tensor]) -> Any
     return model(*args, **kwargs)
 
 
-def prepared(method: type[Method], model: nn.Module, inputs: InputSpec, seed: int) -> nn.Module:
+def prepared_model(method: type[Method], model: nn.Module, inputs: InputSpec, seed: int) -> nn.Module:
     """The model as the method wants it. What it adds is initialised from the seed alone."""
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(derive(seed, "prepared"))

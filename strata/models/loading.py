@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 from torch import nn
 
-from strata.core.errors import BadInput
-from strata.core.importing import find, in_one_line
+from strata.core.errors import BadInput, one_line
+from strata.core.importing import find
 from strata.models.densenet import densenet40
 from strata.models.resnet import resnet20, resnet44, resnet56
 
@@ -58,9 +58,7 @@ def _call(name: str, make: Callable[..., object], classes: int | None) -> nn.Mod
     try:
         model = make(num_classes=classes) if classes is not None and _takes_classes(make) else make()
     except Exception as error:
-        raise BadInput(
-            f"calling {name!r} to make the model raised {type(error).__name__}: {in_one_line(error)}"
-        ) from error
+        raise BadInput(f"calling {name!r} to make the model raised {one_line(error, kind=True)}") from error
     if not isinstance(model, nn.Module):
         raise BadInput(f"{name!r} must return a torch.nn.Module, not {type(model).__name__}")
     return model

@@ -20,6 +20,7 @@ import torch
 from torch import nn
 
 from strata import execution as costs
+from strata.core.errors import one_line
 from strata.graph import ChannelGraph, Cut
 from strata.models.loading import load_model
 from strata.planning.runtime import data_bytes
@@ -118,7 +119,7 @@ def _run(work: Callable[[Say], None], say: Say) -> int:
     try:
         work(say)
     except (MemoryError, RuntimeError) as error:  # how Python and torch say that memory is gone: an outcome
-        say({"error": " ".join(f"{type(error).__name__}: {error}".split())[:300]})
+        say({"error": one_line(error, 300, kind=True)})
         return 1
     except BaseException:
         traceback.print_exc()

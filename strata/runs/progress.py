@@ -1,4 +1,6 @@
-"""What a run shows while it works: a live bar on a terminal, plain lines elsewhere. All of it on stderr."""
+"""What a run shows while it works: a live bar on a terminal, plain lines elsewhere. All of it on stderr.
+
+A callback like any other, which also shows single lines (`say`)."""
 
 from __future__ import annotations
 
@@ -11,26 +13,26 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.text import Text
 
+from strata.runs.callbacks import Callback, RunInfo
+
 QUIET_SECONDS = 10.0  # plain lines: rounds without news are shown at most this often
 
 
-class Silent:
-    def start(self, name: str, done: int, rounds: int) -> None: ...
-    def round(self, record: Mapping[str, Any]) -> None: ...
-    def say(self, text: str) -> None: ...
-    def stop(self) -> None: ...
+class Silent(Callback):
+    def say(self, text: str) -> None:
+        """A line for the user."""
 
 
 class Plain(Silent):
     def __init__(self, file: IO[str] | None = None) -> None:
         self._file = file or sys.stderr
 
-    def start(self, name: str, done: int, rounds: int) -> None:
-        self._rounds, self._done, self._began, self._shown = rounds, done, time.monotonic(), 0.0
-        if done < rounds:
-            self.say(f"{name}: rounds {done + 1} to {rounds}")
+    def run_begins(self, run: RunInfo) -> None:
+        self._rounds, self._done, self._began, self._shown = run.rounds, run.done, time.monotonic(), 0.0
+        if run.done < run.rounds:
+            self.say(f"{run.method}: rounds {run.done + 1} to {run.rounds}")
 
-    def round(self, record: Mapping[str, Any]) -> None:
+    def round_ends(self, record: Mapping[str, Any]) -> None:
         now = time.monotonic()
         finished = record["round"] + 1
         if record["accuracy"] is None and not record["dropped"] and now - self._shown < QUIET_SECONDS:
@@ -62,8 +64,8 @@ class Live(Silent):
         self._console = console or Console(stderr=True)
         self._bar: Progress | None = None
 
-    def start(self, name: str, done: int, rounds: int) -> None:
-        self.stop()
+    def run_begins(self, run: RunInfo) -> None:
+        self.close()
         self._bar = Progress(
             TextColumn("[bold]{task.fields[name]}"),
             TextColumn("round {task.completed}/{task.total}"),
@@ -75,10 +77,12 @@ class Live(Silent):
             TimeRemainingColumn(elapsed_when_finished=False),
             console=self._console,
         )
-        self._task = self._bar.add_task("", total=rounds, completed=done, name=name, step="-", accuracy="-")
+        self._task = self._bar.add_task(
+            "", total=run.rounds, completed=run.done, name=run.method, step="-", accuracy="-"
+        )
         self._bar.start()
 
-    def round(self, record: Mapping[str, Any]) -> None:
+    def round_ends(self, record: Mapping[str, Any]) -> None:
         assert self._bar is not None
         news: dict[str, Any] = {} if record["accuracy"] is None else {"accuracy": f"{record['accuracy']:.2%}"}
         self._bar.update(self._task, completed=record["round"] + 1, step=record["step"], **news)
@@ -86,7 +90,7 @@ class Live(Silent):
     def say(self, text: str) -> None:
         (self._bar.console if self._bar else self._console).print(text, markup=False, highlight=False, soft_wrap=True)
 
-    def stop(self) -> None:
+    def close(self) -> None:
         if self._bar is not None:
             self._bar.stop()
             self._bar = None

@@ -16,7 +16,8 @@ import torch
 from torch import Tensor, fx
 
 from strata.graph.rewrite import Step, steps
-from strata.ops.channels import ELEMENTWISE, argument, family
+from strata.ops import keeps_samples_apart
+from strata.ops.channels import family
 from strata.training.stepwise import StepValues, last_uses, run_step
 
 if TYPE_CHECKING:
@@ -28,21 +29,6 @@ CHUNK_BYTES = 4 << 20  # of the largest value between two layers; measured best 
 FEWEST = 32  # images in a chunk: below, calls cost more than the cache saves
 
 Statistics = tuple[Tensor, Tensor]  # mean and (biased) variance per channel
-
-# What treats every sample on its own as long as the batch stays the first dim (checked) ...
-ALWAYS = {
-    *ELEMENTWISE, *(f"{name}_" for name in ELEMENTWISE), "batch_norm", "group_norm", "layer_norm",
-    "conv1d", "conv2d", "conv3d", "convolution", "linear", "flatten", "view", "reshape", "permute", "transpose",
-    "avg_pool2d", "max_pool2d", "adaptive_avg_pool2d", "adaptive_max_pool2d", "pad", "constant_pad_nd", "sym_size",
-}  # fmt: skip
-ALONG_A_DIM = {
-    "mean": 1,
-    "sum": 1,
-    "amax": 1,
-    "cat": 1,
-    "softmax": 1,
-    "log_softmax": 1,
-}  # ... and with these dims not 0
 
 
 class NotChunkable(Exception):
@@ -104,12 +90,7 @@ def _keeps_samples_apart(node: fx.Node, batch: str) -> bool:
     value = node.meta.get("val")
     if not isinstance(value, Tensor) or value.dim() == 0 or str(value.shape[0]) != batch:
         return False
-    if name in ALONG_A_DIM:
-        dims = argument(node, ALONG_A_DIM[name], "dim", 0 if name == "cat" else None)
-        inner = [dims] if isinstance(dims, int) else dims
-        rank = node.all_input_nodes[0].meta["val"].dim()
-        return bool(inner) and all(dim % rank != 0 for dim in inner)
-    return name in ALWAYS
+    return keeps_samples_apart(node)
 
 
 def _statistics(x: Tensor) -> tuple[int, Statistics]:

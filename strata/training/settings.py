@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from strata.core.errors import BadInput
+from strata.core.errors import BadInput, one_line
 from strata.data.augmentation import augment, check_augmentation
 from strata.data.images import normalise
 from strata.data.objectives import Classification, Objective
@@ -33,8 +33,9 @@ def check_device(name: str) -> None:
         device = torch.device(name)
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError, NotImplementedError) as error:
-        reason = " ".join(str(error).split())[:200]
-        raise BadInput(f"device {name!r} cannot be used here ({reason}): give cpu, cuda or cuda:N") from error
+        raise BadInput(
+            f"device {name!r} cannot be used here ({one_line(error, 200)}): give cpu, cuda or cuda:N"
+        ) from error
     if device.type not in ("cpu", "cuda"):
         raise BadInput(f"device {name!r} is not supported: give cpu, cuda or cuda:N")
 

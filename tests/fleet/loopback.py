@@ -24,9 +24,9 @@ from flwr.proto.control_pb2 import StartRunRequest
 from flwr.supercore.fab import Fab
 
 from strata.core.errors import BadInput
+from strata.fleet.app_bundle import bundle
 from strata.fleet.protocol.settings import DeviceSettings, RunSettings
 from strata.fleet.security.addresses import parse_address
-from strata.fleet.server.app_bundle import bundle
 from strata.fleet.server.control import Access, connect
 from strata.fleet.server.submission import Ending, outcome
 

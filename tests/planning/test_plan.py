@@ -23,6 +23,7 @@ from strata.training.memory import measured_bytes
 from tests.golden import golden
 from tests.networks import paper_graph
 from tests.planning.reference import paper_resnet
+from tests.workspaces import workspace_of
 
 JSON_FIELDS = ["model", "classes", "input", "batch", "accounting", "schedule", "budget_bytes", "full_bytes", "feasible"]
 STEP_FIELDS = [
@@ -228,7 +229,7 @@ def test_infeasible_says_what_would_fit() -> None:
 def test_micro_batches_need_no_more_than_promised(where: tuple[int, int, float]) -> None:
     """What a device measures in its own training."""
     graph, cut = paper_graph("ResNet20"), paper_graph("ResNet20").slt(*where)
-    measured = measured_bytes(graph, cut, LocalTraining(24, micro_batch=8))
+    measured = measured_bytes(workspace_of(graph), cut, LocalTraining(24, micro_batch=8))
     price = Pricing(graph, 24, "peak", micro_batch=8)
     gradients = 4 * price.trained_parameters(*where)
     # devices train in another memory format, which moves the last per mille

@@ -16,7 +16,7 @@ from strata.fleet.protocol.settings import DeviceSettings
 
 
 @dataclass(frozen=True)
-class Holding:
+class OwnData:
     train: Samples
     held: Samples | None
     classes: int
@@ -31,7 +31,7 @@ class Holding:
         return self.train.spec.inputs[0].shape
 
 
-def holding_of(settings: DeviceSettings) -> Holding:
+def load_own_data(settings: DeviceSettings) -> OwnData:
     data = load(settings.data, settings.data_dir)
     if settings.partition is None:
         own = np.arange(len(data.train))
@@ -41,7 +41,7 @@ def holding_of(settings: DeviceSettings) -> Holding:
     if len(kept) == 0:
         raise BadInput(f"device {settings.name} has no samples to train on: every device needs at least one")
     train = data.train.subset(kept)
-    return Holding(
+    return OwnData(
         train,
         data.train.subset(held) if len(held) else None,
         data.classes,

@@ -20,9 +20,9 @@ from strata.data.objectives import Classification, Objective
 from strata.engines.base import EngineFailed, Outcome
 from strata.federation.checking import is_count
 from strata.federation.jobs import EvaluateJob, FinishJob
+from strata.fleet.pooled_statistics import pooled
 from strata.fleet.protocol import codec
 from strata.fleet.server.messages import plain
-from strata.fleet.server.pooled_statistics import pooled
 from strata.training.evaluation import EvaluatedBatch
 from strata.training.statistics import CALIBRATION_IMAGES
 
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 Read = Callable[[codec.Packet, "Device"], Any]
 
 
-class Survey:
+class DeviceEvaluation:
     """`robust`: no single device may set batch norm's statistics."""
 
     def __init__(
@@ -118,9 +118,13 @@ class Survey:
         return EvaluatedBatch(0, device.held, math.nan if loss is None else float(loss), found)
 
     def _ask(
-        self, what: str, meta: Mapping[str, Any], tensors: Mapping[str, Tensor], read: Read,
+        self,
+        what: str,
+        meta: Mapping[str, Any],
+        tensors: Mapping[str, Tensor],
+        read: Read,
         who: Callable[[Device], bool] = lambda device: True,
-    ) -> dict[int, Any]:  # fmt: skip
+    ) -> dict[int, Any]:
         """What each device that is free answers, by number; who cannot or does not is left out, and named."""
         engine = self._engine
         engine.await_devices(engine.names, 1)
@@ -132,7 +136,7 @@ class Survey:
             token = secrets.token_hex(16)
             left = None if until == math.inf else max(0.001, until - time.monotonic())
             said = {"what": what, "model": engine.model, "token": token, "training": engine.training, "deadline": left}
-            id = engine.post.send(device.node, what, codec.encode({**said, **meta}, tensors), 0, left)
+            id = engine.messenger.send(device.node, what, codec.encode({**said, **meta}, tensors), 0, left)
             if id is not None:
                 asked[id] = (number, device, token)
         found: dict[int, Any] = {}
@@ -152,9 +156,9 @@ class Survey:
                 except Exception as error:  # what one device writes never ends the run
                     reason = str(error) if isinstance(error, codec.Malformed) else repr(error)
                     engine.say(f"{device.name} takes no part in this evaluation: {plain(reason)}")
-            asked = {id: one for id, one in asked.items() if id in engine.post.open}
+            asked = {id: one for id, one in asked.items() if id in engine.messenger.open}
             if asked:
-                engine.post.pause()
+                engine.messenger.pause()
         for _, device, _ in asked.values():
             engine.say(f"{device.name} takes no part in this evaluation: no answer in time")
         return found

@@ -40,7 +40,7 @@ def _one(value: Any) -> int:
     return int(first)
 
 
-@FORM.rule("conv2d")
+@FORM.rule("convolution")
 def _convolution(plan: Plan, step: Step, maps: dict[Any, bool]) -> Run:
     node, call = step.node, step.call
     groups = call.args[6] if len(call.args) > 6 else call.kwargs.get("groups", 1)
@@ -79,7 +79,7 @@ def _batch_norm(plan: Plan, step: Step, maps: dict[Any, bool]) -> Run:
     return run
 
 
-@FORM.rule("avg_pool2d")
+@FORM.rule("average_pooling")
 def _average(plan: Plan, step: Step, maps: dict[Any, bool]) -> Run:
     """Windows that tile the map."""
     node = step.node
@@ -96,7 +96,7 @@ def _average(plan: Plan, step: Step, maps: dict[Any, bool]) -> Run:
     return lambda v: get(v).unflatten(3, (-1, size)).unflatten(2, (-1, size)).mean((3, 5))
 
 
-@FORM.rule("adaptive_avg_pool2d")
+@FORM.rule("adaptive_average_pooling")
 def _global_average(plan: Plan, step: Step, maps: dict[Any, bool]) -> Run:
     node = step.node
     if not maps[node.args[0]] or _one(node.args[1]) != 1:

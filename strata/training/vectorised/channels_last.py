@@ -33,7 +33,7 @@ FORM = Form(side_by_side=lambda values: arranged(torch.cat(values, 1)), take=_ch
 add_common_rules(FORM)
 
 
-@FORM.rule("conv2d")
+@FORM.rule("convolution")
 def _convolution(plan: Plan, step: Step, maps: dict[Any, bool]) -> Run:
     node, call = step.node, step.call
     get = plan.input(step, node.args[0])
@@ -62,9 +62,7 @@ def _batch_norm(plan: Plan, step: Step, maps: dict[Any, bool]) -> Run:
     scale, shift = (None if p is None else plan.parameter(p) for p in node.args[1:3])
     eps: Any = node.args[7]
     maps[node] = True
-    return lambda v: batch_norm(
-        get(v), None if scale is None else v[scale], None if shift is None else v[shift], eps
-    )  # fmt: skip
+    return lambda v: batch_norm(get(v), None if scale is None else v[scale], None if shift is None else v[shift], eps)
 
 
 @FORM.rule("group_norm")
@@ -83,10 +81,7 @@ def _group_norm(plan: Plan, step: Step, maps: dict[Any, bool]) -> Run:
     )
 
 
-POOLING = "avg_pool2d max_pool2d adaptive_avg_pool2d adaptive_max_pool2d".split()
-
-
-@FORM.rule(*POOLING)
+@FORM.rule("average_pooling", "max_pooling", "adaptive_average_pooling", "adaptive_max_pooling")
 def _pooling(plan: Plan, step: Step, maps: dict[Any, bool]) -> Run:
     node = step.node
     if not maps[node.args[0]]:

@@ -11,11 +11,6 @@ from strata.graph.rewrite import Step
 from strata.ops.channels import argument, family
 from strata.training.vectorised.plan import Form, NotVectorisable, Plan, Run
 
-ELEMENTWISE = """
-    relu relu6 leaky_relu elu selu celu gelu silu mish hardswish hardsigmoid hardtanh sigmoid tanh softplus
-    add sub mul div neg abs exp sqrt square clone contiguous
-""".split()
-
 
 def _elementwise(plan: Plan, step: Step, maps: dict[Any, bool]) -> Run:
     node = step.node
@@ -84,8 +79,8 @@ def _flatten(plan: Plan, step: Step, maps: dict[Any, bool]) -> Run:
 
 
 def add_common_rules(form: Form) -> None:
-    form.rule(*ELEMENTWISE, *(f"{name}_" for name in ELEMENTWISE))(_elementwise)
+    form.rule("elementwise")(_elementwise)
     form.rule("linear")(_linear)
-    form.rule("dropout", "dropout_")(_dropout)
+    form.rule("dropout")(_dropout)
     form.rule("mean")(_mean)
-    form.rule("flatten", "view", "reshape")(_flatten)
+    form.rule("flatten")(_flatten)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, fx
 
 from strata.graph.rewrite import Step, steps
+from strata.ops import operator_of
 from strata.ops.channels import family
 from strata.training.stepwise import StepValues, last_uses, run_step, take
 
@@ -26,7 +27,8 @@ class NotVectorisable(Exception):
 
 @dataclass(frozen=True)
 class Form:
-    """How the devices' values lie side by side, and how each family of operations runs on them."""
+    """How the devices' values lie side by side, and how each family of operations runs on them: `rules` by what
+    `Operator.vectorised` says."""
 
     side_by_side: Callable[[list[Tensor]], Tensor]  # one map per device, [batch, channels, height, width]
     take: Callable[[Tensor, int, Any], Tensor]  # of maps, these channels of every device; with the number of devices
@@ -81,7 +83,8 @@ class Plan:
                 if x.op != "get_attr" and not is_size and not trains.get(x.name, False):
                     self.boundary[x] = None
                     maps[x] = len(shapes[x.name]) == 4
-            rule = form.rules.get(family(node))
+            form_name = operator_of(node.target).vectorised
+            rule = None if form_name is None else form.rules.get(form_name)
             if rule is None:
                 raise NotVectorisable(f"{node.target} has no grouped form")
             self._trained.append((node, rule(self, step, maps)))
