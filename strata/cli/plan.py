@@ -31,6 +31,8 @@ EXAMPLES = """examples:
 PLANNED = {
     "batch": "batch_size",
     "micro_batch": "micro_batch",
+    "activation_checkpointing": "activation_checkpointing",
+    "proximal": "proximal",
     "constraints": "constraint",
     "budgets": "budget",
     "rounds": "rounds",

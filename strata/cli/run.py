@@ -62,7 +62,7 @@ def run(args: argparse.Namespace) -> int:
     from strata.engines import EngineFailed  # torch: only once everything above has been read
     from strata.federation import RoundFailed
     from strata.runs.launch import launch
-    from strata.runs.summary import summarise
+    from strata.runs.progress import summarise
 
     folder = Path(args.resume or args.out)
     if args.resume:

@@ -46,6 +46,7 @@ class Flops:
     attention_forward: int = 0
     attention_train: int = 0
     grouped_excess: int = 0
+    recomputed: int = 0  # forward, that backward repeats: neither in `forward` nor in `train`
 
     @property
     def real_forward(self) -> int:
@@ -53,7 +54,7 @@ class Flops:
 
     @property
     def real_train(self) -> int:
-        return self.train + self.attention_train - self.grouped_excess
+        return self.train + self.attention_train - self.grouped_excess + self.recomputed
 
 
 @dataclass(frozen=True)
@@ -64,7 +65,8 @@ class Traffic:
     download: int  # all parameters of the cut
 
 
-def flops(graph: ChannelGraph, cut: Cut) -> Flops:
+def flops_of_pass(graph: ChannelGraph, cut: Cut) -> Flops:
+    """One forward and one backward pass."""
     columns = zip(*(count for _, count in _counted(graph, cut)), strict=True)
     return Flops(*(sum(column) // BATCH for column in columns))
 

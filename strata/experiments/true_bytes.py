@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from strata.core.sizes import show_bytes
-from strata.execution import flops, memory
+from strata.execution import Execution, flops, memory
 from strata.experiments.base import Asked, Cell, Experiment, runs_of
 from strata.experiments.cells import CellResult, Results
 from strata.experiments.setups import IID, SETUPS, label
@@ -133,7 +133,7 @@ def planned_bytes(cell: Cell, accounting: str) -> int:
         cuts = [method.plan.cut(step.step) for step in method.plan.steps]
     else:
         cuts = [method.cut_for(0, 0)]
-    return max(memory(network(), cut, BATCH, accounting).total for cut in cuts)
+    return max(memory(network(), cut, Execution(BATCH), accounting).total for cut in cuts)
 
 
 @cache

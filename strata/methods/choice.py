@@ -3,27 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from strata.core.errors import BadInput
 from strata.core.sizes import parse_bytes
-from strata.methods.budget import Budget, Steps
+from strata.execution import Execution
+from strata.methods.budget import Budget
 from strata.methods.registry import method_class
 
 if TYPE_CHECKING:
     from strata.graph import ChannelGraph
     from strata.methods.base import Method
-
-
-@dataclass(frozen=True)
-class PlainSteps:
-    """Where nothing more is known of how devices train."""
-
-    batch_size: int = 32
-    micro_batch: int | None = None
-    activation_checkpointing: int | str | None = None
-    proximal: float = 0.0
 
 
 def class_of(method: Method | str | type[Method]) -> type[Method]:
@@ -38,13 +28,11 @@ def method_named(
     *,
     constraints: Sequence[float] = (),
     budgets: Sequence[int | str] = (),
-    batch_size: int = 32,
-    micro_batch: int | None = None,
+    execution: Execution | None = None,
     rounds: int = 500,
     seed: int = 0,
     accounting: str | None = None,
     model_name: str | None = None,
-    training: Steps | None = None,
     **options: Any,
 ) -> Method:
     """`constraints` are width ratios, `budgets` bytes; several are levels of devices. `options`: those of the method's
@@ -57,7 +45,7 @@ def method_named(
         there_are = f"its options are {', '.join(own)}" if own else "it has none"
         raise BadInput(f"{method.name} has no option {', '.join(unknown)}: {there_are}")
     budget = Budget(
-        training or PlainSteps(batch_size, micro_batch),
+        execution or Execution(),
         constraints=tuple(constraints),
         sizes=tuple(parse_bytes(size) for size in budgets),
         rounds=rounds,

@@ -43,11 +43,13 @@ class FedAvg(Levels):
     @classmethod
     def from_budget(cls, graph: ChannelGraph, budget: Budget) -> Self:
         most = max(budget.sizes, default=None)
-        if most is not None and budget.is_measured and (need := budget.need(graph, graph.full())) > most:
+        if most is not None and (need := budget.need(graph, graph.full())) > most:
+            how = budget.execution.activation_checkpointing
+            recomputed = "" if how is None else f" with activation checkpointing {how}"
             raise Infeasible(
-                f"fedavg trains the full model, which needs {need} bytes with activation checkpointing "
-                f"{budget.execution.activation_checkpointing} (measured), {need - most} more than the largest budget "
-                f"of {most}: give a larger budget or a micro-batch, or choose slt or small"
+                f"fedavg trains the full model, and no device can hold it: it needs {need} bytes{recomputed}, "
+                f"{need - most} more than the largest budget of {most}; give a larger budget or a micro-batch, or "
+                "choose slt or small"
             )
         return super().from_budget(graph, budget)
 

@@ -140,15 +140,13 @@ class Reconstruction:
 
     def accounted(self, run: RecordedRun) -> dict[str, Any]:
         """What a method that scales width needs at its widest device, in the accounting that set its budget."""
-        from strata.execution import memory
+        from strata.execution import Execution, memory
 
         graph = self.graph(run)
         ratios = mapping(run.settings.get("method")).get("constraints")
         scales = [ratio for ratio in map(number, listed(ratios)) if ratio is not None]
         training = mapping(run.settings.get("training"))
         batch, micro_batch = whole(training.get("batch_size")), whole(training.get("micro_batch"))
-        if training.get("activation_checkpointing") is not None:
-            raise Missing("no accounting knows what activation checkpointing saves")
         given = scales
         if run.method == "fedavg":
             scales = [1.0]
@@ -159,7 +157,8 @@ class Reconstruction:
         budgets = [size for size in map(number, listed(run.request.get("budgets"))) if size is not None]
         accounting = run.request.get("accounting") or ("peak" if run.request.get("budgets") else "paper")
         try:
-            cost = partial(memory, graph, batch_size=batch, accounting=accounting, micro_batch=micro_batch)
+            execution = Execution(batch, micro_batch, training.get("activation_checkpointing"))
+            cost = partial(memory, graph, execution=execution, accounting=accounting)
             need = cost(graph.prefix(max(scales)))
             if not budgets and run.method != "fedavg":  # a constraint means: what the model of this width needs
                 budgets = [cost(graph.prefix(s)).total for s in set(given)]

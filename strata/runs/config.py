@@ -17,6 +17,7 @@ from strata.core.files import read_object, said_plainly
 from strata.core.paths import expanded
 from strata.core.settings import Described, Needs, Tree, check, differences, part, setting
 from strata.core.sizes import parse_bytes, parse_ratio, parse_shape
+from strata.execution.execution import Execution
 from strata.planning.schedules import DEFAULT_PATIENCE, SCHEDULES
 
 if TYPE_CHECKING:
@@ -115,25 +116,6 @@ class MethodOptions(Component):
     )
     variant: str | None = setting(None, "of fd: device (default), shared or pool", metavar="NAME")
     pool: int | None = setting(None, "of fd's variant pool: number of sets", metavar="N", whole=True)
-
-
-@dataclass(frozen=True)
-class Execution(Component):
-    """How a device takes a step."""
-
-    batch_size: int = setting(32, "samples in a mini-batch", metavar="N", flag="batch", whole=True, least=1)
-    micro_batch: int | None = setting(
-        None, "samples of it at a time, gradients summed over the batch; batch norm sees only those", metavar="N"
-    )
-    activation_checkpointing: int | str | None = setting(
-        None,
-        "forward in at most N segments (auto: as many as lower the peak), computed anew in backward; same bits",
-        metavar="N",
-        since=2,
-    )
-    momentum: float = setting(0.9, "SGD momentum", metavar="X", least=0, below=1)
-    weight_decay: float = setting(1e-5, "SGD weight decay", metavar="X", least=0)
-    proximal: float = setting(0.0, "FedProx's mu", metavar="MU", least=0)
 
 
 @dataclass(frozen=True)

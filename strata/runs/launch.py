@@ -205,7 +205,7 @@ def _local(config: RunConfig, augmentation: str) -> LocalTraining:
 
 
 def make_method(config: RunConfig, graph: ChannelGraph) -> Method:
-    approach, execution = config.approach, config.execution
+    approach = config.approach
     own = method_class(approach.method).card.options
     options = {key: getattr(config, key) for key in of_some_methods() if key in own}
     return method_named(
@@ -213,13 +213,11 @@ def make_method(config: RunConfig, graph: ChannelGraph) -> Method:
         graph,
         constraints=approach.constraints,
         budgets=approach.budgets,
-        batch_size=execution.batch_size,
-        micro_batch=execution.micro_batch,
+        execution=config.execution,
         rounds=config.course.rounds,
         seed=config.course.seed,
         accounting=approach.accounting,
         model_name=config.problem.model,
-        training=_local(config, "none"),
         **{key: value for key, value in options.items() if value is not None},
     )
 

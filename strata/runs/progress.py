@@ -1,19 +1,26 @@
-"""What a run shows while it works: a live bar on a terminal, plain lines elsewhere. All of it on stderr.
+"""What a run shows: a live bar on a terminal, plain lines elsewhere, all of it on stderr; at the end a table.
 
-A callback like any other, which also shows single lines (`say`)."""
+The display is a callback like any other, which also shows single lines (`say`).
+"""
 
 from __future__ import annotations
 
 import sys
 import time
 from collections.abc import Mapping
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
 
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table
 from rich.text import Text
 
+from strata.core.sizes import show_bytes
 from strata.runs.callbacks import Callback, RunInfo
+
+if TYPE_CHECKING:
+    from strata.runs.session import Result
 
 QUIET_SECONDS = 10.0  # plain lines: rounds without news are shown at most this often
 
@@ -106,3 +113,45 @@ def duration(seconds: float) -> str:
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
+
+
+# --- at the end ----------------------------------------------------------------------------------------------------
+
+
+def summarise(result: Result) -> None:
+    """The closing table."""
+    summary = result.summary
+    title = escape(f"{summary['method']}, seed {summary['seed']}: {result.out}")  # folders may be named [like tags]
+    table = Table(title=title, show_header=False)
+    for name, value in _rows(result):
+        table.add_row(name, escape(value))
+    Console().print(table)
+
+
+def _rows(result: Result) -> list[tuple[str, str]]:
+    summary = result.summary
+    per_class = [value for value in summary.get("per_class_accuracy", ()) if value is not None]
+    rounds = str(summary["rounds"])
+    if "stopped" in summary:
+        rounds += f" (stopped: {summary['stopped']})"
+    rows = [
+        ("accuracy", f"{summary['accuracy']:.2%} (batch norm {summary['bn']})"),
+        ("loss", "not finite" if summary["loss"] is None else f"{summary['loss']:.4f}"),
+        *([("per class", f"{min(per_class):.1%} to {max(per_class):.1%}")] if per_class else []),
+        ("rounds", rounds),
+        ("largest device", f"{show_bytes(summary['peak_bytes'])} measured peak"),
+        ("upload", show_bytes(summary["upload_bytes"])),
+        ("download", show_bytes(summary["download_bytes"])),
+        ("training", f"{summary['train_flops'] / 1e12:.3g} TFLOP"),
+        ("updates dropped", str(summary["dropped"])),
+        ("time", f"{summary['seconds']:.1f} s"),
+        ("model", str(result.out / "model.safetensors")),
+    ]
+    if "epsilon" in summary:
+        rows.insert(-2, ("privacy", show_privacy(summary)))
+    return rows
+
+
+def show_privacy(summary: Mapping[str, Any]) -> str:
+    bound = "no finite epsilon" if summary["epsilon"] is None else f"epsilon {summary['epsilon']:.3g}"
+    return f"{bound} at delta {summary['delta']:.2g}, for a device ({summary['accountant']})"

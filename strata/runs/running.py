@@ -103,12 +103,10 @@ def run(
             ChannelGraph(whole, data.inputs),
             constraints=several(constraint),
             budgets=several(budget),
-            batch_size=training.batch_size,
-            micro_batch=training.micro_batch,
+            execution=training,
             rounds=rounds or DEFAULT_ROUNDS,
             seed=options.get("seed", 0),
             model_name=type(model).__name__,
-            training=training,
         )
     elif constraint is not None or budget is not None:
         raise BadInput("the method already knows what devices can hold: give a constraint or budget with a name only")
@@ -185,7 +183,6 @@ def carry_out(
     _check_last(method, options.course.rounds)
     _check_hooks(method, options)
     held: Samples | None = None
-    description = folders.describe_data(data)
     if options.evaluation.validation:
         _check_renumbering(prepared.partition)
         data, held = hold_out(data, options.evaluation.validation, options.course.seed)
@@ -194,24 +191,6 @@ def carry_out(
     settings = round_settings(prepared, parts, training, workspace)
     if settings.privacy:
         _check_privacy(method, options)
-    config = {
-        "format": FORMAT,
-        "settings": {
-            "model": {"class": type(plain).__name__, "structure": method.graph.hash},
-            "data": description,
-            "method": folders.describe_method(method),
-            "partition": _partition_text(prepared.partition, parts),
-            "training": folders.describe_training(training),
-            **options.to_json(),
-            "eval_every": options.evaluated_every,
-            "server": dict(prepared.server.__dict__),
-            "vectorised": None if settings.together is None else {"devices": COHORT, "widest": WIDEST},
-        },
-        "request": request,
-        "versions": folders.versions(),
-        "machine": folders.machine(),
-        "commit": folders.commit(),
-    }
     show = display(progress)
     listeners = Callbacks([show, *callbacks])
     engine, own_engine = prepared.engine, None
@@ -221,7 +200,7 @@ def carry_out(
         engine.program.workspace = engine.program.workspace or workspace  # one process needs one
     folder: RunFolder | None = None
     try:
-        folder = RunFolder(out, config, resume, show.say)
+        folder = RunFolder(out, _config_json(prepared, settings, training, request), resume, show.say)
         listeners.log = folder.say
         samples = {"test": len(data.test)} | ({"validation": len(held)} if held is not None else {})
         session = Session(
@@ -245,6 +224,31 @@ def carry_out(
             own_engine.close()
         if folder is not None:
             folder.close()
+
+
+def _config_json(
+    prepared: Prepared, settings: RoundSettings, training: LocalTraining, request: Mapping[str, Any] | None
+) -> dict[str, Any]:
+    """What config.json holds. `settings` must be the same where the run is resumed."""
+    model, method, options = prepared.plain or prepared.model, prepared.method, prepared.options
+    return {
+        "format": FORMAT,
+        "settings": {
+            "model": {"class": type(model).__name__, "structure": method.graph.hash},
+            "data": folders.describe_data(prepared.data),
+            "method": folders.describe_method(method),
+            "partition": _partition_text(prepared.partition, settings.partition),
+            "training": folders.describe_training(training),
+            **options.to_json(),
+            "eval_every": options.evaluated_every,
+            "server": dict(prepared.server.__dict__),
+            "vectorised": None if settings.together is None else {"devices": COHORT, "widest": WIDEST},
+        },
+        "request": request,
+        "versions": folders.versions(),
+        "machine": folders.machine(),
+        "commit": folders.commit(),
+    }
 
 
 def round_settings(
@@ -333,8 +337,8 @@ def _as_planned(
         return training
     plan = method.plan
     if training is None:
-        return LocalTraining(plan.batch_size, augmentation=data.augmentation, micro_batch=plan.micro_batch)
-    planned, given = (one.micro_batch or one.batch_size for one in (plan, training))
+        return LocalTraining(**vars(plan.execution), augmentation=data.augmentation)
+    planned, given = plan.execution.at_once, training.at_once
     if given > planned:
         raise BadInput(
             f"the plan counts {planned} samples at a time and training takes {given}, which needs more memory: give "

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
@@ -12,10 +13,12 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from strata.core.errors import BadInput, one_line
+from strata.core.settings import setting
 from strata.data.augmentation import augment, check_augmentation
 from strata.data.images import normalise
 from strata.data.objectives import Classification, Objective
 from strata.data.samples import Batch, is_images
+from strata.execution.execution import Execution
 
 Loss = Callable[[Tensor, Tensor], Tensor]  # outputs [b, ...], targets [b, ...] -> mean loss of the batch
 OptimizerFactory = Callable[[list[nn.Parameter], float], torch.optim.Optimizer]  # trained parameters, learning rate
@@ -51,55 +54,52 @@ def seeded(device: str, seed: int) -> Iterator[None]:
         yield
 
 
-@dataclass(frozen=True)
-class LocalTraining:
-    """loss, optimizer, transform may be any functions; of a module's top level, so that workers can import them."""
+@cache
+def slots_of(optimizer: OptimizerFactory) -> int:
+    """Tensors of a parameter's size that it keeps for each, as a first step shows."""
+    parameter = nn.Parameter(torch.zeros(3, 5))
+    parameter.grad = torch.zeros(3, 5)
+    made = optimizer([parameter], 0.1)
+    made.step()
+    kept = [value for value in made.state[parameter].values() if isinstance(value, Tensor)]
+    return sum(value.shape == parameter.shape for value in kept)
 
-    batch_size: int = 32
-    epochs: int = 1
-    momentum: float = 0.9
-    weight_decay: float = 1e-5
-    proximal: float = 0.0  # FedProx's mu: adds mu/2 |w - w_received|^2 to the loss
-    augmentation: str = "none"  # a name that strata.data.augment knows
+
+@dataclass(frozen=True)
+class LocalTraining(Execution):
+    """How a step is taken (Execution) and what it is taken on. loss, optimizer, transform may be any functions; of a
+    module's top level, so that workers can import them."""
+
+    epochs: int = setting(1, "local epochs", metavar="N", least=1, whole=True)
+    augmentation: str = setting("none", "a name that strata.data.augment knows", metavar="NAME")
     loss: Loss | None = None  # None: the objective's
-    optimizer: OptimizerFactory | None = None  # None: SGD with the momentum and weight decay above
+    optimizer: OptimizerFactory | None = None  # None: SGD with momentum and weight decay
     mean: tuple[float, ...] = ()  # of the data's channels, for normalisation
     std: tuple[float, ...] = ()
     transform: Transform | None = None  # replaces augmentation and normalisation in training
     preparation: Preparation | None = None  # replaces normalisation in evaluation
-    micro_batch: int | None = None  # samples at a time, gradients accumulated over the batch; batch norm sees only them
-    device: str = "cpu"  # where the network runs, such as cuda; each kind of device has its own bits
-    # "auto" or at most so many segments of the forward pass; backward computes all but the last anew (same bits)
-    activation_checkpointing: int | str | None = None
+    device: str = setting("cpu", "where the network runs, such as cuda; each kind has its own bits", metavar="NAME")
     # our own convolutions in simulation; None: a run decides it where it begins (yes where there is a C compiler)
     kernels: bool | None = None
     objective: Objective = Classification()  # of the data; a run takes it from there
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         for name in ("mean", "std"):  # lists are welcome, but settings are hashed
             object.__setattr__(self, name, tuple(float(value) for value in getattr(self, name)))
-        for name, least in (("batch_size", 1), ("epochs", 1)):
-            value = getattr(self, name)
-            if not isinstance(value, int) or value < least:
-                raise BadInput(f"{name} must be a whole number of at least {least}, not {value!r}")
-        if self.micro_batch is not None and not 1 <= self.micro_batch <= self.batch_size:
-            raise BadInput(
-                f"micro_batch must be within 1 and the batch size of {self.batch_size}, not {self.micro_batch}"
-            )
-        segments = self.activation_checkpointing
-        if segments is not None and segments != "auto" and (not isinstance(segments, int) or segments < 2):
-            raise BadInput(f"activation checkpointing takes auto or a number of segments from 2, not {segments!r}")
-        for name in ("momentum", "weight_decay", "proximal"):
-            value = getattr(self, name)
-            if not value >= 0 or value == float("inf"):
-                raise BadInput(f"{name} must be 0 or more, not {value!r}")
         check_device(self.device)
         if self.transform is None:
             check_augmentation(self.augmentation)
         if self.transform is not None and self.preparation is None:
             raise BadInput("a transform for training needs a preparation for evaluation beside it: give both")
-        if self.momentum >= 1:
-            raise BadInput(f"momentum must be below 1, not {self.momentum!r}")
+
+    @property
+    def slots(self) -> int:
+        return super().slots if self.optimizer is None else slots_of(self.optimizer)
+
+    @property
+    def copies_gradients(self) -> bool:
+        return self.optimizer is not None or super().copies_gradients
 
     @property
     def by_objective(self) -> bool:

@@ -18,8 +18,8 @@ from strata.training.chunked import Chunked, NotChunkable
 if TYPE_CHECKING:
     from strata.data.samples import Batch
     from strata.execution.placement import Placement
+    from strata.execution.segments import Segmented
     from strata.graph import ChannelGraph, Cut
-    from strata.training.recomputation import Segmented
 
 
 @dataclass

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
+from functools import partial
 from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from strata.execution.placement import Placement, place
-from strata.training.recomputation import Segmented
+from strata.execution.placement import place
+from strata.execution.segments import Placement, Segmented
+from strata.training import kernels
 from strata.training.submodels import BuiltSubmodel, build, structure_digest
 from strata.training.vectorised import Grouped, NotVectorisable
 from strata.training.vectorised.width import suits_kernels
@@ -70,14 +72,20 @@ class Workspace:
         if placement not in built.segmented:
             built.segmented[placement] = Segmented(built.module.train_graph, placement)  # type: ignore[arg-type]
         segmented = built.segmented[placement]
-        return lambda *inputs: segmented(built.module, *inputs)
+
+        def forward(*inputs: Tensor) -> Tensor:
+            # the second run, within backward, has to round like the first
+            alike = partial(kernels.own_convolutions, kernels.in_use())
+            return segmented(built.module, *inputs, surroundings=alike)
+
+        return forward
 
     def placement(self, cut: Cut, settings: LocalTraining) -> Placement | None:
         """Where activation checkpointing cuts the forward pass; None: the settings want none of it."""
         segments = settings.activation_checkpointing
         if segments is None:
             return None
-        key = (self.structure(cut), segments, settings.micro_batch or settings.batch_size)
+        key = (self.structure(cut), segments, settings.at_once)
         if key not in self._placements:
             self._placements[key] = place(self.graph, cut, *key[1:])
         return self._placements[key]

@@ -11,8 +11,8 @@ from strata.fleet.output import show_status
 from strata.fleet.server.status import FleetState, RunState
 from strata.results.comparison import Row
 from strata.results.curves import Curve
+from strata.runs.progress import summarise
 from strata.runs.session import Result
-from strata.runs.summary import summarise
 
 FOLDER = Path("[red]") / "x[/y]"
 SUMMARY = {

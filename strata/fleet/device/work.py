@@ -237,9 +237,9 @@ class PreparedDevice:
     def _cap(self, training: LocalTraining, client: int, counted: int = 0) -> MemoryCap:
         if not self.settings.hard_limit:
             return MemoryCap(None)
-        from strata.execution import memory
+        from strata.execution import Execution, memory
 
-        full = memory(self.graph, self.graph.full(), training.batch_size, accounting="peak").total
+        full = memory(self.graph, self.graph.full(), Execution(training.batch_size)).total
         return MemoryCap(self.budget(client), max(LEAST_MARGIN, int(MARGIN * full)), counted)
 
 

@@ -11,6 +11,7 @@ from strata.execution import memory
 from strata.methods.base import Levels
 
 if TYPE_CHECKING:
+    from strata.execution import Execution
     from strata.graph import Cut
     from strata.methods import Method
     from strata.methods.slt import SLT
@@ -30,11 +31,11 @@ def level_for(budget: int, levels: Sequence[int]) -> int | None:
     return fitting[-1] if fitting else None
 
 
-def most_bytes(method: Method, batch: int, micro_batch: int | None = None, proximal: bool = False) -> list[int]:
+def most_bytes(method: Method, execution: Execution) -> list[int]:
     """What a device of each level takes at the most, by `peak`."""
 
     def count(cut: Cut) -> int:
-        return memory(method.graph, cut, batch, micro_batch=micro_batch, proximal=proximal).total
+        return memory(method.graph, cut, execution).total
 
     return method.most_bytes(count)
 

@@ -258,11 +258,11 @@ def _levels(
     say: Any,
 ) -> tuple[RunConfig, Assignment]:
     """The config with its levels in ascending order, and which device has which."""
-    approach, execution = config.approach, config.execution
+    approach = config.approach
     if approach.constraints:
         config = config.changed(constraints=tuple(sorted(set(approach.constraints))))
         method = make_method(config, graph)
-        sizes = most_bytes(method, execution.batch_size, execution.micro_batch, execution.proximal > 0)
+        sizes = most_bytes(method, config.execution)
     elif saved is not None:
         sizes = list(saved["levels"])
         config = config.changed(budgets=tuple(sizes))
