@@ -18,6 +18,7 @@ from strata.methods.card import Card
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
+    from strata.execution import Execution
     from strata.graph import ChannelGraph, Cut, InputSpec
     from strata.methods.aggregate import Aggregate
     from strata.methods.budget import Budget
@@ -33,9 +34,9 @@ class Phase:
     """
 
     cut: Cut
-    execution: Any = None
+    execution: Execution | None = None
     levels: tuple[Cut, ...] = ()  # nested in `cut`, smallest first, `cut` itself last
-    objective: Any = None
+    objective: Any = None  # a strata.data.Objective
 
 
 @dataclass(frozen=True)
