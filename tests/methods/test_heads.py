@@ -19,7 +19,7 @@ from strata.execution import Execution, flops, memory, state_bytes
 from strata.execution.measured import measure
 from strata.graph import ChannelGraph, Cut, InputSpec
 from strata.methods import Card, Method, WithHeads, with_classifiers
-from strata.methods.heads import is_prepared, plain_names, prepared
+from strata.methods.heads import is_prepared, plain_names, prepared_model
 from strata.training import LocalTraining
 from tests.methods.tiny import CLASSES, INPUT, PAPER, samples, tiny_net, train
 
@@ -50,7 +50,7 @@ class BlockByBlock(Method):
 
 
 def whole_net(seed: int = 0) -> nn.Module:
-    return prepared(BlockByBlock, tiny_net(seed), INPUTS, seed)
+    return prepared_model(BlockByBlock, tiny_net(seed), INPUTS, seed)
 
 
 GRAPH = ChannelGraph(whole_net(), INPUT)
@@ -138,8 +138,9 @@ def test_a_device_trains_and_sends_back_the_head() -> None:
 def test_preparing() -> None:
     assert is_prepared(BlockByBlock) and not is_prepared(strata.FedAvg)
     model = tiny_net()
-    assert prepared(strata.FedAvg, model, INPUTS, 0) is model and plain_names(model, model)["bn1.bias"] == "bn1.bias"
-    one, same, other = (prepared(BlockByBlock, model, INPUTS, seed).state_dict() for seed in (3, 3, 4))
+    assert prepared_model(strata.FedAvg, model, INPUTS, 0) is model
+    assert plain_names(model, model)["bn1.bias"] == "bn1.bias"
+    one, same, other = (prepared_model(BlockByBlock, model, INPUTS, seed).state_dict() for seed in (3, 3, 4))
     head = "heads.head1.2.weight"
     assert torch.equal(one[head], same[head]) and not torch.equal(one[head], other[head]), "from the seed alone"
     with pytest.raises(BadInput, match="TinyNet has no part named 'stern' to put a head on"):
