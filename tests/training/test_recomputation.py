@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from strata.training.recomputation import Segmented
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
