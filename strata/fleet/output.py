@@ -56,8 +56,8 @@ def close(ending: Ending, settings: RunSettings, as_json: bool, local: bool) -> 
         state = {"run": str(ending.run_id), "state": ending.status, "details": ending.details, "out": settings.out}
         print(json.dumps({**state, **(summary or {})}, indent=2))
     elif summary is not None:
+        from strata.runs.progress import summarise
         from strata.runs.session import Result
-        from strata.runs.summary import summarise
 
         summarise(Result(out, summary))
     elif ending.status == "completed":

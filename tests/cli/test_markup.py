@@ -9,9 +9,10 @@ import pytest
 from strata.cli import compare
 from strata.fleet.output import show_status
 from strata.fleet.server.status import FleetState, RunState
-from strata.runs.compare import Row
+from strata.results.comparison import Row
+from strata.results.curves import Curve
+from strata.runs.progress import summarise
 from strata.runs.session import Result
-from strata.runs.summary import summarise
 
 FOLDER = Path("[red]") / "x[/y]"
 SUMMARY = {
@@ -32,7 +33,7 @@ def test_in_the_closing_table(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_under_a_comparison(capsys: pytest.CaptureFixture[str]) -> None:
-    compare.show([Row("fd", (0.5,), 1, 1, 1, 1, 1.0, (1,), (0.5,), (0.0,))], FOLDER)
+    compare.show([Row("fd", (0.5,), 1, 1, 1, 1, 1.0, Curve((1,), (0.5,), (None,), {}, 1))], FOLDER)
     assert f"picture: {FOLDER}/accuracy.png" in capsys.readouterr().out
 
 

@@ -31,6 +31,7 @@ from strata.graph import ChannelGraph, Cut
 from strata.methods.base import Task
 from strata.models import resnet20
 from strata.training import LocalTraining, train_device
+from tests.workspaces import workspace_of
 
 MIB = 2**20
 
@@ -115,10 +116,8 @@ def test_training_gives_the_bits_of_train_device(settings: DeviceSettings, owner
     own, threads = load_own_data(settings), torch.get_num_threads()
     torch.set_num_threads(1)  # as everywhere where devices train
     try:
-        expected = train_device(
-            graph(), Task(1, 0, cut), cut.extract(network().state_dict()), own.train.images, own.train.labels,
-            LocalTraining(), 0.1, 5,
-        )  # fmt: skip
+        tensors = cut.extract(network().state_dict())
+        expected = train_device(workspace_of(graph()), Task(1, 0, cut), tensors, own.train, LocalTraining(), 0.1, 5)
     finally:
         torch.set_num_threads(threads)
     made = packet.tensors()

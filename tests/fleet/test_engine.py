@@ -15,6 +15,7 @@ from flwr.app.error import Error
 
 from strata.core.errors import BadInput
 from strata.data import load
+from strata.data.objectives import Classification
 from strata.engines import Outcome
 from strata.execution import memory, state_bytes
 from strata.federation.checking import problem_with
@@ -157,17 +158,18 @@ def test_devices_evaluate_and_their_counts_are_summed(tmp_path: Path) -> None:
     cut = graph().full()
     (one,) = engine.run([EvaluateJob(cut, 1, "test", "re-estimated", (0,), 0)], state())
     assert one.reason is None
-    found = combine(one.result, "re-estimated")
+    found = combine(one.result, "re-estimated", Classification())
     held = [made.own_data.held for made in devices]
     labels = torch.cat([part.labels for part in held if part is not None])
-    assert found.counts == tuple(torch.bincount(labels, minlength=10).tolist()) and sum(found.counts) == 20
+    counts = found.sums["counts"]
+    assert counts == tuple(torch.bincount(labels, minlength=10).tolist()) and sum(counts) == 20
     (two,) = engine.run([FinishJob(cut, 0)], state())
     model = resnet20(num_classes=10)
     model.load_state_dict(two.result)
     images = torch.cat([part.images for part in held if part is not None])
     with torch.inference_mode():
-        right = (model.eval()(TRAINING.prepared(images)).argmax(1) == labels).sum().item()
-    assert abs(right - sum(found.correct)) <= 1
+        right = (model.eval()(*TRAINING.prepared((images,))).argmax(1) == labels).sum().item()
+    assert abs(right - sum(found.sums["correct"])) <= 1
     # measured once for both: the state is the same
     assert [packet.meta["what"] for _, packet in grid.sent if packet.meta["what"] == "statistics"] == ["statistics"] * 2
 
@@ -221,9 +223,9 @@ def test_warming_up_takes_no_more_images_at_once_than_the_task(
     engine.training |= training
     seen: list[int] = []
 
-    def counting(graph: Any, task: Any, tensors: Any, own: Any, *rest: Any, **more: Any) -> Any:
+    def counting(workspace: Any, task: Any, tensors: Any, own: Any, *rest: Any, **more: Any) -> Any:
         seen.append(len(own))
-        return train_device(graph, task, tensors, own, *rest, **more)
+        return train_device(workspace, task, tensors, own, *rest, **more)
 
     monkeypatch.setattr("strata.fleet.device.work.train_device", counting)
     (one,) = engine.run([job()], state())

@@ -173,7 +173,10 @@ def worse_variance(meta: dict[str, Any], tensors: dict[str, torch.Tensor]) -> No
     ("what", "change", "said"),
     [
         ("evaluate", lambda meta, _: meta.update(loss_sum=10**400), "sent no loss"),
-        ("evaluate", lambda meta, _: meta.update(counts=[2**70] * 10), "sent counts that are none"),
+        ("evaluate", lambda meta, _: meta["sums"].update(counts=[2**70] * 10), "sent counts that are none"),
+        ("evaluate", lambda meta, _: meta["sums"].update(correct=[11] * 10), "sent counts that do not fit"),
+        ("evaluate", lambda meta, _: meta["sums"].update(counts=[0.5] * 10), "sent counts that are none"),
+        ("evaluate", lambda meta, _: meta.update(sums=[]), "sent no sums"),
         ("evaluate", lambda meta, _: meta.update(what="failure", reason="no\nmore\x07"), "no more"),
         ("statistics", lambda meta, _: meta.update(images=True), "sent no statistics"),
         ("statistics", worse_variance, "with negative variances"),

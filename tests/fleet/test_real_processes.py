@@ -18,7 +18,8 @@ from strata.fleet.protocol.settings import DeviceSettings, RunSettings
 from strata.graph import ChannelGraph
 from strata.models.loading import load_model
 from strata.runs import run
-from strata.runs.request import Request
+from strata.runs.config import RunConfig
+from strata.runs.launch import make_method, make_model, make_training
 from tests.fleet import nets, rogues
 from tests.fleet.loopback import Loopback, end, loopback, wait_for
 
@@ -51,14 +52,15 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 def locally(names: dict[str, int], out: Path) -> Path:
     """The same run on the local engine: the same parts of the data, the same budgets."""
-    request = Request(**SMALL, budgets=tuple(names.values()), exact=True)
+    config = RunConfig.of(**SMALL, budgets=tuple(names.values()), exact=True)
     data = load("digits")
     parts = parse_partition("iid", data, PARTS, 3)
-    model = request.make_model(data)
+    model = make_model(config, data)
+    options = {"per_round": config.per_round, "seed": config.seed, "lr": config.lr, "exact": True}
     run(
-        model, data, request.make_method(ChannelGraph(model, data.input_shape)), out=out, rounds=ROUNDS,
-        partition=[parts[index] for index in range(len(names))], training=request.make_training(data), workers=0,
-        progress=False, **request.run_options(),
+        model, data, make_method(config, ChannelGraph(model, data.input_shape)), out=out, rounds=ROUNDS,
+        partition=[parts[index] for index in range(len(names))], training=make_training(config, data), workers=0,
+        progress=False, **options,
     )  # fmt: skip
     return out
 

@@ -11,23 +11,24 @@ import numpy as np
 
 from strata.core.errors import BadInput
 from strata.core.seeds import derive
-from strata.data import ImageSet, load, parse_partition
+from strata.data import Objective, Samples, load, parse_partition
 from strata.fleet.protocol.settings import DeviceSettings
 
 
 @dataclass(frozen=True)
 class OwnData:
-    train: ImageSet
-    held: ImageSet | None
+    train: Samples
+    held: Samples | None
     classes: int
     mean: tuple[float, ...]
     std: tuple[float, ...]
     augmentation: str
     labels: str  # which class has which number: see label_digest
+    objective: Objective
 
     @property
     def input_shape(self) -> tuple[int, ...]:
-        return self.train.shape
+        return self.train.spec.inputs[0].shape
 
 
 def load_own_data(settings: DeviceSettings) -> OwnData:
@@ -48,6 +49,7 @@ def load_own_data(settings: DeviceSettings) -> OwnData:
         tuple(data.train.std),
         data.augmentation,
         label_digest(data.class_names),
+        data.objective,
     )
 
 

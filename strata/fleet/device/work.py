@@ -22,12 +22,20 @@ from strata.fleet.pooled_statistics import pooled
 from strata.fleet.protocol import codec
 from strata.fleet.protocol.settings import DeviceSettings
 from strata.graph import ChannelGraph, Cut
-from strata.methods.base import Task
+from strata.methods.base import Phase, Task
 from strata.models.loading import BUILT_IN, load_model
 from strata.planning.runtime import resident_bytes, tiny_step
 from strata.planning.verify import MARGIN
-from strata.training import LocalTraining, calibration_indices, evaluate_units, reestimated, train_device
-from strata.training.submodels import warm
+from strata.training import (
+    EvaluatedBatch,
+    LocalTraining,
+    Workspace,
+    calibration_indices,
+    evaluate_units,
+    reestimated,
+    train_device,
+)
+from strata.training.evaluation import added
 
 if TYPE_CHECKING:
     from strata.fleet.protocol.codec import Packet
@@ -58,7 +66,7 @@ class PreparedDevice:
     """A device with its data and the model ready, which answers the server's messages."""
 
     settings: DeviceSettings
-    graph: ChannelGraph
+    workspace: Workspace
     dtypes: dict[str, torch.dtype]
     own_data: OwnData
     baseline: int  # resident bytes of this process before any training
@@ -74,13 +82,18 @@ class PreparedDevice:
         tiny_step()
         own_data = load_own_data(settings)
         network = load_model(model, own_data.classes, tuple(own_data.input_shape))
-        graph = ChannelGraph(network, tuple(own_data.input_shape))
+        graph = ChannelGraph(network, own_data.train.spec)
         dtypes = {name: tensor.dtype for name, tensor in network.state_dict().items()}
-        device = cls(settings, graph, dtypes, own_data, 0)
+        device = cls(settings, Workspace(graph), dtypes, own_data, 0)
         narrow = graph.prefix(NARROW)
-        device._warm_up(Task(0, 0, narrow), narrow.extract(network.state_dict()), LocalTraining())
+        training = LocalTraining(objective=own_data.objective)
+        device._warm_up(Task(0, 0, narrow), narrow.extract(network.state_dict()), training)
         device.baseline, device.left = resident_bytes(), limits.memory_left()
         return device
+
+    @property
+    def graph(self) -> ChannelGraph:
+        return self.workspace.graph
 
     def answer(self, packet: Packet, client: int) -> bytes:
         work = {"hello": self._hello, "train": self._train, "statistics": self._statistics, "evaluate": self._evaluate}
@@ -130,18 +143,18 @@ class PreparedDevice:
     def _train(self, packet: Packet, client: int) -> tuple[dict[str, Any], dict[str, Tensor]]:
         meta = packet.meta
         round, device, lr, seed = int(meta["round"]), int(meta["device"]), float(meta["lr"]), int(meta["seed"])
-        task = Task(round, device, self._cut(meta["cut"]), tuple(map(self._cut, meta["levels"])))
-        training = training_of(meta["training"])
+        cut = self._cut(meta["cut"])
+        task = Task(round, device, cut, (Phase(cut, levels=tuple(map(self._cut, meta["levels"]))),))
+        training = self._training(meta["training"])
         kept = FrozenLayers(self.settings.folder)
         tensors, lacking = kept.completed(task.cut, packet.tensors(), meta["frozen"])
         if lacking:
             return {"what": "lacks", "holds": kept.digests()}, {}
         self._check(task.cut, tensors)
         kept.keep(task.cut, tensors, meta["frozen"])
-        images, labels = self.own_data.train.images, self.own_data.train.labels
         self._warm_up(task, tensors, training)
-        with self._cap(training, client, counted=warm(self.graph, task.cut).bytes):
-            update = train_device(self.graph, task, tensors, images, labels, training, lr, seed)
+        with self._cap(training, client, counted=self.workspace.submodel(task.cut).bytes):
+            update = train_device(self.workspace, task, tensors, self.own_data.train, training, lr, seed)
         return {
             "what": "update",
             "round": update.round,
@@ -156,36 +169,37 @@ class PreparedDevice:
     def _statistics(self, packet: Packet, client: int) -> tuple[dict[str, Any], dict[str, Tensor]]:
         """Batch norm's statistics of the cut on some of the device's training images, a batch at a time."""
         cut, tensors = self._whole(packet)
-        training = training_of(packet.meta["training"])
-        chosen = self.own_data.train.images[calibration_indices(len(self.own_data.train), int(packet.meta["seed"]))]
+        training = self._training(packet.meta["training"])
+        own = self.own_data.train
+        chosen = own.subset(calibration_indices(len(own), int(packet.meta["seed"])))
         found: list[tuple[int, dict[str, Tensor]]] = []
         with self._cap(training, client):
             for batch in chosen.split(training.batch_size):
-                made = reestimated(self.graph, cut, tensors, batch, training)
+                made = reestimated(self.workspace, cut, tensors, batch, training)
                 found.append((len(batch), {name: made[name] for name in self.graph.buffer_names}))
         return {"what": "statistics", "images": len(chosen)}, pooled(found)
 
     def _evaluate(self, packet: Packet, client: int) -> tuple[dict[str, Any], dict[str, Tensor]]:
-        """Counts over what the device holds out."""
+        """Sums over what the device holds out."""
         cut, tensors = self._whole(packet)
-        training, bn = training_of(packet.meta["training"]), str(packet.meta["bn"])
+        training, bn = self._training(packet.meta["training"]), str(packet.meta["bn"])
         held = self.own_data.held
-        correct, counts, loss = [0] * self.graph.classes, [0] * self.graph.classes, 0.0
+        found: list[EvaluatedBatch] = []
         if held is not None:
             with self._cap(training, client):
-                size = training.batch_size
-                for start in range(0, len(held), size):
-                    part = (held.images[start : start + size], held.labels[start : start + size])
-                    (unit,) = evaluate_units(self.graph, cut, tensors, *part, training, bn, [0])
-                    correct = [a + b for a, b in zip(correct, unit.correct, strict=True)]
-                    counts = [a + b for a, b in zip(counts, unit.counts, strict=True)]
-                    loss += unit.loss_sum
+                for number, part in enumerate(held.split(training.batch_size)):
+                    (one,) = evaluate_units(self.workspace, cut, tensors, part, training, bn, [0])
+                    found.append(replace(one, number=number))
+        loss = sum((one.loss_sum for one in found), 0.0)
+        sums = added([one.sums for one in found])
         return {
-            "what": "counts",
-            "correct": correct,
-            "counts": counts,
+            "what": "sums",
+            "sums": {name: list(values) for name, values in sums.items()},
             "loss_sum": loss if math.isfinite(loss) else None,
         }, {}
+
+    def _training(self, values: Any) -> LocalTraining:
+        return replace(training_of(values), objective=self.own_data.objective)
 
     def _whole(self, packet: Packet) -> tuple[Cut, dict[str, Tensor]]:
         cut, tensors = self._cut(packet.meta["cut"]), packet.tensors()
@@ -218,23 +232,14 @@ class PreparedDevice:
         at_once = min(2, training.micro_batch or training.batch_size, len(self.own_data.train))
         small = replace(training, batch_size=at_once, epochs=1, micro_batch=None)
         index = torch.tensor([0, len(self.own_data.train) - 1][:at_once])
-        train_device(
-            self.graph,
-            task,
-            tensors,
-            self.own_data.train.images[index],
-            self.own_data.train.labels[index],
-            small,
-            lr=0.01,
-            seed=0,
-        )
+        train_device(self.workspace, task, tensors, self.own_data.train.subset(index), small, lr=0.01, seed=0)
 
     def _cap(self, training: LocalTraining, client: int, counted: int = 0) -> MemoryCap:
         if not self.settings.hard_limit:
             return MemoryCap(None)
-        from strata.execution import memory
+        from strata.execution import Execution, memory
 
-        full = memory(self.graph, self.graph.full(), training.batch_size, accounting="peak").total
+        full = memory(self.graph, self.graph.full(), Execution(training.batch_size)).total
         return MemoryCap(self.budget(client), max(LEAST_MARGIN, int(MARGIN * full)), counted)
 
 

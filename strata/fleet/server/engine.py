@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
+from strata.core.errors import BadInput
 from strata.engines.base import Engine, Outcome
 from strata.federation.jobs import TrainJob
 from strata.fleet.device.work import PLAIN
@@ -27,6 +28,7 @@ from strata.training import LocalTraining, Update
 
 if TYPE_CHECKING:
     from strata.graph import ChannelGraph, Cut
+    from strata.methods.base import Phase
 
 Say = Callable[[str], None]
 MOST_DETAIL = 4000  # characters of a device's traceback
@@ -76,7 +78,7 @@ class FlowerEngine:
         self._needed, self._moving = needed, moving
         self._gone: dict[str, float] = {}  # since when a device has not been connected
         self.say, self._save, self._is_saved = say, save, False
-        self._evaluation = DeviceEvaluation(self, graph, robust)
+        self._evaluation = DeviceEvaluation(self, graph, robust, training.objective)
         self._frozen: dict[str, tuple[Any, dict[str, str]]] = {}  # cut -> the state it was taken from, digests
 
     def run(self, jobs: Sequence[Any], state: Mapping[str, Tensor]) -> Iterator[Outcome]:
@@ -134,6 +136,7 @@ class FlowerEngine:
         busy = self.messenger.busy(device.node)
         if busy is not None:
             return f"still busy with round {busy.round}"
+        phase = _only_phase(mine.job)
         frozen = self._digests(task.cut, state)
         held = frozenset() if mine.again else device.holds
         mine.token = secrets.token_hex(16)
@@ -149,7 +152,7 @@ class FlowerEngine:
                 "seed": mine.job.seed,
                 "training": self.training,
                 "cut": task.cut.to_json(),
-                "levels": [cut.to_json() for cut in task.levels],
+                "levels": [cut.to_json() for cut in phase.levels],
                 "frozen": frozen,
                 "deadline": left,
             },
@@ -304,3 +307,15 @@ def _lines(detail: object) -> str:
 
 def _plain(value: Any) -> Any:
     return list(value) if isinstance(value, tuple) else value
+
+
+def _only_phase(job: TrainJob) -> Phase:
+    """Devices know cuts and levels; what is the method's own code stays here."""
+    phase, *more = job.task.phases
+    if job.keeping is not None:
+        raise BadInput("real devices keep nothing of a method between rounds: simulate this method instead")
+    if more or phase.execution is not None or phase.objective is not None:
+        raise BadInput(
+            "real devices train one phase a round, with the run's own settings and loss: simulate this method instead"
+        )
+    return phase

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -16,18 +16,22 @@ import torch
 from strata.core.errors import BadInput, Infeasible
 from strata.core.files import read_object, write_json
 from strata.data import FederatedData, ImageSet
-from strata.federation.robust import parse_aggregation, updates_needed
+from strata.federation.robust import updates_needed
 from strata.fleet.device.own_data import label_digest
 from strata.fleet.protocol.settings import RunSettings, Terms
 from strata.fleet.server.engine import FlowerEngine
 from strata.fleet.server.levels import Assignment, group, level_for, most_bytes, per_device
 from strata.fleet.server.members import ConnectedDevices, DataKind, Device, in_order
 from strata.fleet.server.messages import Messenger, names
-from strata.fleet.server.resuming import fitted, request_of
+from strata.fleet.server.resuming import config_of, fitted
 from strata.graph import ChannelGraph
+from strata.methods import method_class
+from strata.methods.heads import is_prepared
+from strata.runs.config import RunConfig
 from strata.runs.folder import has_checkpoint, is_finished, refuse_used
-from strata.runs.request import Request, jsonable
-from strata.runs.running import make_engine, run
+from strata.runs.launch import launch, load_data, make_method, make_model, make_training, split_data
+from strata.runs.running import Prepared, make_engine
+from strata.training import Workspace
 
 if TYPE_CHECKING:
     from flwr.serverapp import Grid
@@ -64,30 +68,34 @@ def run_on_fleet(grid: Grid, settings: RunSettings) -> Result | None:
     if not settings.resume:
         refuse_used(out, "--resume")
     saved = _saved(out / FILE) if settings.resume and (out / FILE).exists() else None
-    asked = request_of(out, settings.request) if settings.resume else Request.from_json(settings.request)
-    request = replace(asked, exact=True)
+    asked = config_of(out, settings.request) if settings.resume else RunConfig.from_json(settings.request)
+    config = asked.changed(exact=True)
+    if is_prepared(method_class(config.method)):
+        raise BadInput(
+            f"{config.method} adds to the model, and real devices make the model by its name alone: simulate it"
+        )
     terms = settings.terms(saved or {})
     if saved is not None and saved["evaluation"] != terms.evaluation:
         raise BadInput(f"this run is evaluated by the {saved['evaluation']}: resume it with the same --evaluation")
-    if terms.evaluation == "devices" and request.validation:
+    if terms.evaluation == "devices" and config.evaluation.validation:
         raise BadInput("devices hold out data for evaluation themselves: give no --validation with it")
-    private = request.dp_noise is not None
+    private = config.options.private is not None
     if private:
-        _check_privacy(request, terms)
+        _check_privacy(config, terms)
 
     messenger = Messenger(grid)
-    connected = ConnectedDevices(messenger, request.model, say)
+    connected = ConnectedDevices(messenger, config.problem.model, say)
     wanted = None if saved is None else list(saved["names"])
     minimum = terms.minimum if wanted is None else min(terms.minimum, len(wanted))
     connected.gather(minimum, terms.wait, wanted)
 
-    data = request.load_data() if terms.evaluation == "server" else _unseen_data(connected, saved)
-    model = request.make_model(data, with_weights=not has_checkpoint(out))
-    graph = ChannelGraph(model, data.input_shape)
+    data = load_data(config) if terms.evaluation == "server" else _unseen_data(connected, saved)
+    model = make_model(config, data, with_weights=not has_checkpoint(out))
+    graph = ChannelGraph(model, data.inputs)
     connected.structure = graph.hash
     connected.labels = label_digest(data.class_names) or _labels(connected, saved)
     members = _members(connected, wanted, say)
-    request, assignment = _levels(request, settings, graph, members, saved, say)
+    config, assignment = _levels(config, settings, graph, members, saved, say)
     if private:  # a level that depends on who was asked before is not covered by epsilon
         assignment.moves.clear()
     if saved is None:
@@ -96,16 +104,17 @@ def run_on_fleet(grid: Grid, settings: RunSettings) -> Result | None:
         samples = [device.samples for device in fitting]
     else:
         fleet, samples = wanted or [], list(saved["samples"])
-    request = fitted(request, len(fleet))
+    config = fitted(config, len(fleet))
     connected.allowed = frozenset(fleet)
     connected.devices = {name: device for name, device in connected.devices.items() if name in connected.allowed}
     say(f"{len(fleet)} devices: {names(fleet)}; levels of {', '.join(map(str, assignment.levels)) or 'one size'} bytes")
 
-    base = request.make_method(graph)
-    training = request.make_training(data)
-    rest, held = request.split(data)
+    base = make_method(config, graph)
+    training = make_training(config, data)
+    rest, held = split_data(config, data)
     at_home = terms.evaluation == "server"
-    home = make_engine(model, rest, training, settings.workers, held=held, graph=graph) if at_home else None
+    workspace = Workspace(graph)
+    home = make_engine(model, rest, training, settings.workers, held=held, workspace=workspace) if at_home else None
     facts = {
         "names": fleet,
         "samples": samples,
@@ -121,14 +130,14 @@ def run_on_fleet(grid: Grid, settings: RunSettings) -> Result | None:
     def save() -> None:
         write_json(out / FILE, {**facts, **assignment.to_json()})
 
-    robust = parse_aggregation(request.aggregation)
+    robust = config.options.robust
     engine = FlowerEngine(
         messenger,
         connected,
         fleet,
         assignment,
         training,
-        request.model,
+        config.problem.model,
         home=home,
         deadline=terms.deadline,
         wait=terms.wait,
@@ -136,7 +145,7 @@ def run_on_fleet(grid: Grid, settings: RunSettings) -> Result | None:
         save=save,
         graph=graph,
         moving=not private,
-        needed=updates_needed(request.quorum, robust),
+        needed=updates_needed(config.fleet.quorum, robust),
         robust=robust is not None,
     )
 
@@ -144,22 +153,19 @@ def run_on_fleet(grid: Grid, settings: RunSettings) -> Result | None:
         return per_device(method, base, assignment.at(round))
 
     try:
-        return run(
-            model,
-            data,
-            per_device(base, base, assignment.start),
-            out=out,
-            rounds=request.rounds,
-            devices=len(fleet),
-            partition=ReportedSamples(tuple(samples)),
+        prepared = Prepared(
+            model=model,
+            data=data,
+            method=per_device(base, base, assignment.start),
+            options=config.options,
             training=training,
+            server=config.server.optimizer(),
+            partition=ReportedSamples(tuple(samples)),
             engine=engine,
-            resume=settings.resume,
-            progress=True,
-            request=jsonable(request),
             adjusted=None if private else adjusted,
-            **request.run_options(),
+            pretrained=config.problem.init is not None,
         )
+        return launch(config, out, resume=settings.resume, prepared=prepared)
     except KeyboardInterrupt:
         say(f"on this fleet that is: strata fleet run --out {out} --resume")
         raise
@@ -175,13 +181,13 @@ def _saved(file: Path) -> dict[str, Any]:
     return values
 
 
-def _check_privacy(request: Request, terms: Terms) -> None:
+def _check_privacy(config: RunConfig, terms: Terms) -> None:
     if terms.evaluation == "devices":
         raise BadInput(
-            "with differential privacy the server evaluates on data of its own: what devices count on "
-            "theirs is not covered by epsilon; give --evaluation server"
+            "with differential privacy the server evaluates on data of its own: what devices count on theirs is not "
+            "covered by epsilon; give --evaluation server"
         )
-    if request.dp_seed is not None:  # a round run again may get other answers; equal noise would cancel out
+    if config.privacy.dp_seed is not None:  # a round run again may get other answers; equal noise would cancel out
         raise BadInput("on a real fleet the noise comes from the operating system: leave out --dp-seed")
 
 
@@ -244,27 +250,28 @@ def _members(connected: ConnectedDevices, wanted: list[str] | None, say: Any) ->
 
 
 def _levels(
-    request: Request,
+    config: RunConfig,
     settings: RunSettings,
     graph: ChannelGraph,
     members: list[Device],
     saved: Mapping[str, Any] | None,
     say: Any,
-) -> tuple[Request, Assignment]:
-    """The request with its levels in ascending order, and which device has which."""
-    if request.constraints:
-        constraints = tuple(sorted(set(request.constraints)))
-        request = replace(request, constraints=constraints)
-        sizes = most_bytes(request.make_method(graph), request.batch, request.micro_batch, request.proximal > 0)
+) -> tuple[RunConfig, Assignment]:
+    """The config with its levels in ascending order, and which device has which."""
+    approach = config.approach
+    if approach.constraints:
+        config = config.changed(constraints=tuple(sorted(set(approach.constraints))))
+        method = make_method(config, graph)
+        sizes = most_bytes(method, config.execution)
     elif saved is not None:
         sizes = list(saved["levels"])
-        request = replace(request, budgets=tuple(sizes))
+        config = config.changed(budgets=tuple(sizes))
     else:
-        sizes = list(request.budgets)
-        sizes = group(sizes, len(sizes)) if sizes else _own_levels(request, settings.levels, graph, members)
-        request = replace(request, budgets=tuple(sizes))
+        sizes = list(approach.budgets)
+        sizes = group(sizes, len(sizes)) if sizes else _own_levels(config, settings.levels, graph, members)
+        config = config.changed(budgets=tuple(sizes))
     if saved is not None:
-        return request, Assignment.from_json(saved)
+        return config, Assignment.from_json(saved)
     start = []
     for device in members:
         level = level_for(device.budget, sizes)
@@ -274,16 +281,16 @@ def _levels(
             start.append(level)
     if not start:
         raise BadInput(f"no device has the {sizes[0]} bytes of the smallest level: lower the budget or constraint")
-    return request, Assignment(tuple(sizes), tuple(start))
+    return config, Assignment(tuple(sizes), tuple(start))
 
 
-def _own_levels(request: Request, most: int, graph: ChannelGraph, members: list[Device]) -> list[int]:
+def _own_levels(config: RunConfig, most: int, graph: ChannelGraph, members: list[Device]) -> list[int]:
     """Of the devices' own budgets. Those that are too small for the method are left out, not the run given up."""
     budgets = sorted({device.budget for device in members})
     while True:
         sizes = group(budgets, most)
         try:
-            replace(request, budgets=tuple(sizes)).make_method(graph)
+            make_method(config.changed(budgets=tuple(sizes)), graph)
         except Infeasible:
             if len(budgets) == 1:
                 raise

@@ -12,6 +12,7 @@ from typing import Any
 from strata.core.errors import BadInput
 from strata.core.paths import expanded
 from strata.core.processes import Stopped, stopped_by_signals
+from strata.core.settings import as_json
 from strata.fleet.app_bundle import bundle, bundle_hash
 from strata.fleet.log_filter import PREFIX, LogFilter
 from strata.fleet.protocol.settings import KEY, RunSettings
@@ -38,38 +39,33 @@ class Ending:
         return {"completed": 0, "stopped": 130}.get(self.status, self.failure)
 
 
-def run_settings(args: argparse.Namespace, local: bool) -> RunSettings:
-    """From the command line. `local`: the server is this machine, so its folders are ours."""
-    from strata.cli.run import given
-    from strata.fleet.server.resuming import request_of
-    from strata.methods.choice import refuse_unused
+def run_settings(asked: Mapping[str, Any], args: argparse.Namespace, local: bool) -> RunSettings:
+    """From the command line: `asked` of the run's config, the rest in `args`. `local`: the server is this machine, so
+    its folders are ours."""
+    from strata.fleet.server.resuming import config_of
+    from strata.runs.config import RunConfig, refuse_unused
     from strata.runs.folder import refuse_used
-    from strata.runs.request import Request, jsonable
-
-    def to_json(values: Mapping[str, Any]) -> dict[str, Any]:
-        return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
 
     out = expanded(args.out)
     if not local and not out.is_absolute():
         raise BadInput(f"--out is a folder on the server, so give its whole path there, not {args.out!r}")
     out = out.absolute()
-    asked = given(args)
     if args.levels is not None and (args.resume or "budgets" in asked or "constraints" in asked):
         raise BadInput(
-            "--levels groups the devices' own budgets, when a run begins: leave it out with --budget, "
-            "--constraint or --resume"
+            "--levels groups the devices' own budgets, when a run begins: leave it out with --budget, --constraint or "
+            "--resume"
         )
     if args.resume:  # what was asked for at first is in the folder, which may be out of our sight
-        request = jsonable(request_of(out, to_json(asked))) if local else to_json(asked)
+        request = config_of(out, asked).to_json() if local else as_json(asked)
     else:
         if local:
             refuse_used(out, "--resume")
-        asked_for = Request(**asked)
-        refuse_unused(asked, [asked_for.method], budgets_follow=True)
+        config = RunConfig.of(**asked)
+        refuse_unused(asked, [config.approach.method], budgets_follow=True)
         if args.evaluation == "devices":
             _refuse_server_data(asked)
-        asked_for.check_options()
-        request = jsonable(asked_for)
+        config.check(levels_needed=False)
+        request = config.to_json()
     return RunSettings(
         request=request,
         out=str(out),
@@ -78,7 +74,7 @@ def run_settings(args: argparse.Namespace, local: bool) -> RunSettings:
         wait=args.wait,
         deadline=args.answer_deadline,
         evaluation=args.evaluation,
-        workers=args.workers,
+        workers=args.server_workers,
         levels=RunSettings.levels if args.levels is None else args.levels,
     )
 
