@@ -6,7 +6,7 @@ import secrets
 import traceback
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from strata.data import Objective, Samples
     from strata.engines import Engine
     from strata.graph.inputs import InputSpec
-    from strata.methods import Task
+    from strata.methods import DeviceState, Task
 
 CLASSIFICATION = Classification()
 UNITS_PER_JOB = {"re-estimated": 8, "batch": 1}  # batches of 64 or 1024 samples: jobs small enough to share evenly
@@ -51,6 +51,8 @@ class TrainJob:
     samples: np.ndarray
     lr: float
     seed: int
+    keeping: DeviceState | None = None  # with what the device `kept`, where the method wants it to keep something
+    kept: Mapping[str, Tensor] = field(default_factory=dict)
 
     devices: ClassVar[int] = 1  # whose work a job is: an engine gives it up after so many times its time limit
 
@@ -121,9 +123,7 @@ class DeviceProgram:
     def __call__(self, job: TrainJob | CohortJob | EvaluateJob | FinishJob, state: Mapping[str, Tensor] | Parts) -> Any:
         assert self.workspace is not None
         if isinstance(job, TrainJob):
-            tensors = _extracted(job.task.cut, state)
-            own = self.train.subset(job.samples)
-            return train_device(self.workspace, job.task, tensors, own, self.training, job.lr, job.seed)
+            return self._train(job, _extracted(job.task.cut, state))
         if isinstance(job, CohortJob):
             return self._train_together(job.jobs, state)
         if isinstance(job, FinishJob):
@@ -131,6 +131,16 @@ class DeviceProgram:
             return plain_state(self.workspace, job.cut, state, self._calibration(job), self.training)
         tensors, part = self._tensors(job, state), self.parts[job.part]
         return evaluate_units(self.workspace, job.cut, tensors, part, self.training, job.bn, job.numbers)
+
+    def _train(self, job: TrainJob, received: dict[str, Tensor]) -> Update:
+        assert self.workspace is not None
+        task, own, keeping = job.task, self.train.subset(job.samples), job.keeping
+        if keeping is None:
+            return train_device(self.workspace, task, received, own, self.training, job.lr, job.seed)
+        start = keeping.before(task, received, job.kept)
+        update = train_device(self.workspace, task, start, own, self.training, job.lr, job.seed)
+        sent, kept = keeping.after(task, received, update.tensors, job.kept)
+        return replace(update, tensors=sent, kept=kept)
 
     def _train_together(self, jobs: Sequence[TrainJob], state: Mapping[str, Tensor] | Parts) -> list[Update | Failed]:
         assert self.workspace is not None

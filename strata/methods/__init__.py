@@ -1,8 +1,10 @@
 """One file per method: what each sampled device trains in a round. See docs/methods.md."""
 
+from strata.methods.aggregate import Aggregate
 from strata.methods.base import Levels, Method, Phase, Task
 from strata.methods.budget import Budget
 from strata.methods.card import Card
+from strata.methods.device_state import DeviceState, PersonalLayers
 from strata.methods.fd import FD
 from strata.methods.fedavg import FedAvg
 from strata.methods.fedrolex import FedRolex
@@ -15,6 +17,7 @@ from strata.methods.small import Small
 from strata.planning.widths import largest_scale
 
 __all__ = [
-    "FD", "METHODS", "SLT", "Budget", "Card", "FedAvg", "FedRolex", "FjORD", "HeteroFL", "Levels", "Method", "Phase",
-    "Progress", "Small", "Task", "WithHeads", "create", "largest_scale", "method_class", "register", "with_classifiers",
+    "FD", "METHODS", "SLT", "Aggregate", "Budget", "Card", "DeviceState", "FedAvg", "FedRolex", "FjORD", "HeteroFL",
+    "Levels", "Method", "PersonalLayers", "Phase", "Progress", "Small", "Task", "WithHeads", "create", "largest_scale",
+    "method_class", "register", "with_classifiers",
 ]  # fmt: skip

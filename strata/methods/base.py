@@ -16,10 +16,13 @@ from strata.core.errors import BadInput, Infeasible
 from strata.methods.card import Card
 
 if TYPE_CHECKING:
-    from torch import nn
+    from torch import Tensor, nn
 
+    from strata.execution import Execution
     from strata.graph import ChannelGraph, Cut, InputSpec
+    from strata.methods.aggregate import Aggregate
     from strata.methods.budget import Budget
+    from strata.methods.device_state import DeviceState
 
 
 @dataclass(frozen=True)
@@ -31,9 +34,9 @@ class Phase:
     """
 
     cut: Cut
-    execution: Any = None
+    execution: Execution | None = None
     levels: tuple[Cut, ...] = ()  # nested in `cut`, smallest first, `cut` itself last
-    objective: Any = None
+    objective: Any = None  # a strata.data.Objective
 
 
 @dataclass(frozen=True)
@@ -146,6 +149,11 @@ class Method(ABC):
             return Task(round, device, phases[0].cut, phases)
         return Task(round, device, self.graph.union([phase.cut for phase in phases]), phases)
 
+    @property
+    def device_state(self) -> DeviceState | None:
+        """What a device keeps between its rounds; None: nothing."""
+        return None
+
     # --- what the server does ----------------------------------------------------------------------------------
 
     def server_cut(self) -> Cut:
@@ -155,6 +163,10 @@ class Method(ABC):
     def evaluation_cut(self, round: int) -> Cut:
         """What is evaluated after this round."""
         return self.server_cut()
+
+    def aggregation(self, round: int, tensors: Mapping[str, Tensor]) -> Aggregate | None:
+        """What makes new values of the devices' updates, from the server's `tensors`; None: as the run says."""
+        return None
 
     def step(self, round: int) -> int:
         """The step of the plan in this round; 0 for methods without steps."""

@@ -32,7 +32,7 @@ from strata.federation.privacy import Reach
 from strata.federation.rounds import RoundSettings
 from strata.federation.simulated_fleet import parse_stragglers
 from strata.graph import ChannelGraph, Cut
-from strata.methods import SLT
+from strata.methods import SLT, Method
 from strata.methods.choice import class_of, method_named
 from strata.methods.heads import plain_names, prepared_model
 from strata.runs import folder as folders
@@ -181,6 +181,7 @@ def carry_out(
         raise BadInput(f"checkpoints are every 1 or more rounds, not every {checkpoint_every}")
     _check_fit(method, model, data)
     _check_last(method, options.course.rounds)
+    _check_hooks(method, options)
     held: Samples | None = None
     if options.evaluation.validation:
         _check_renumbering(prepared.partition)
@@ -256,7 +257,8 @@ def round_settings(
     """What a round needs to know."""
     options = prepared.options
     course, fleet, updates = options.course, options.fleet, options.updates
-    alone = course.exact or options.private is not None  # in a cohort, who else is there shows in the last bits
+    # in a cohort, who else is there shows in the last bits
+    alone = course.exact or options.private is not None or prepared.method.device_state is not None
 
     def together(jobs: Sequence[TrainJob]) -> list[list[int]]:
         return cohorts(workspace, [job.task for job in jobs], [len(job.samples) for job in jobs], training)
@@ -425,6 +427,14 @@ def _check_renumbering(partition: Any) -> None:
         raise BadInput(
             "a validation split renumbers the training samples, and your own partition names them by the old numbers: "
             "leave out one of them, or give the partition as the data's users, with partition='user'"
+        )
+
+
+def _check_hooks(method: Method, options: RunOptions) -> None:
+    aggregates = type(method).aggregation is not Method.aggregation
+    if aggregates and (options.robust or options.private or options.updates.weighted):
+        raise BadInput(
+            f"{method.name} aggregates in its own way: leave out the aggregation, the weights and differential privacy"
         )
 
 

@@ -19,6 +19,7 @@ from strata.core.processes import Interrupts
 from strata.data.objectives import Classification, Objective
 from strata.engines import Engine
 from strata.execution import flops
+from strata.federation.device_store import DeviceStore
 from strata.federation.jobs import evaluate, final_state
 from strata.federation.privacy_accounting import Account
 from strata.federation.rounds import RoundFailed, RoundSettings, play
@@ -87,6 +88,9 @@ class Session:
         if before is not None:
             folder.say(f"{folder.path} is finished: nothing to do")
             return before
+        if self.method.device_state is not None:
+            store = DeviceStore(folder.path / "devices", lambda: min(folder.checkpoints.rounds(), default=0))
+            self.rounds = replace(self.rounds, store=store)
         flops = flops_of_tasks(self.method, self.rounds.recomputed_flops)
         if self.rounds.privacy:
             self.account = Account.of(self.rounds, folder.path)

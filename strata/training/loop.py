@@ -40,6 +40,7 @@ class Update:
     loss: float  # mean over the samples it trained on, without the proximal term; NaN stays NaN
     peak_bytes: int
     cut_hash: str
+    kept: dict[str, Tensor] | None = None  # what a simulated device keeps for its next round: it is not sent
 
 
 def train_device(

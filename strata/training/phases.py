@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import fields, replace
 from typing import TYPE_CHECKING
 
+from strata.execution import Execution
+
 if TYPE_CHECKING:
     from strata.methods.base import Phase
     from strata.training.settings import LocalTraining
@@ -12,7 +14,7 @@ if TYPE_CHECKING:
 
 def settings_of(phase: Phase, settings: LocalTraining) -> LocalTraining:
     if phase.execution is not None:
-        names = [field.name for field in fields(phase.execution)]
+        names = [field.name for field in fields(Execution)]
         settings = replace(settings, **{name: getattr(phase.execution, name) for name in names})
     if phase.objective is not None:
         settings = replace(settings, objective=phase.objective, loss=None)

@@ -7,7 +7,7 @@ import pytest
 from strata.cli import main
 from strata.core.errors import BadInput
 from strata.methods import METHODS, Card, FedAvg, register
-from strata.methods.choice import OF_PLANS, OF_SOME, refuse_unused
+from strata.runs.config import of_some_methods, refuse_unused, users_of
 
 NAMES = ["slt", "fedavg", "small", "fd", "fedrolex", "heterofl", "fjord"]
 
@@ -50,7 +50,9 @@ def test_every_method_has_a_card_for_tables_and_pictures() -> None:
 
 
 def test_options_are_those_of_the_cards() -> None:
-    assert (OF_PLANS, OF_SOME) == (("schedule", "patience", "head_fraction"), ("variant", "pool"))
+    named = {option for method in METHODS.values() for option in method.card.options} - {"seed"}
+    assert set(of_some_methods()) == named == {"schedule", "patience", "head_fraction", "variant", "pool"}
+    assert users_of("schedule") == ["slt"] and users_of("pool") == ["fd"]
     with pytest.raises(BadInput, match="--pool is for the method fd, not for small or slt: leave it out"):
         refuse_unused({"pool": 3}, ["small", "slt"])
     with pytest.raises(BadInput, match="--head-fraction is for the method slt, not for fd"):

@@ -15,11 +15,11 @@ from torch.nn import functional
 import strata
 from strata.core.errors import BadInput
 from strata.data import FederatedData, ImageSet
-from strata.execution import flops, memory, state_bytes
+from strata.execution import Execution, flops, memory, state_bytes
 from strata.execution.measured import measure
 from strata.graph import ChannelGraph, Cut, InputSpec
 from strata.methods import Card, Method, WithHeads, with_classifiers
-from strata.methods.heads import is_prepared, plain_names, prepared
+from strata.methods.heads import is_prepared, plain_names, prepared_model
 from strata.training import LocalTraining
 from tests.methods.tiny import CLASSES, INPUT, PAPER, samples, tiny_net, train
 
@@ -50,7 +50,7 @@ class BlockByBlock(Method):
 
 
 def whole_net(seed: int = 0) -> nn.Module:
-    return prepared(BlockByBlock, tiny_net(seed), INPUTS, seed)
+    return prepared_model(BlockByBlock, tiny_net(seed), INPUTS, seed)
 
 
 GRAPH = ChannelGraph(whole_net(), INPUT)
@@ -109,8 +109,8 @@ def test_bytes_and_work_are_those_of_what_runs(frozen: int) -> None:
                          ("head1", "head2", "output"))  # fmt: skip
     for cut in (early, late, main):
         module = GRAPH.submodel(cut, cut.extract(state()))
-        measured = measure(module, INPUT, batch_size=32, classes=CLASSES).peak
-        assert -0.01 <= memory(GRAPH, cut, 32).total / measured - 1 <= 0.03
+        measured = measure(module, INPUT, Execution(), CLASSES).peak
+        assert -0.01 <= memory(GRAPH, cut, Execution()).total / measured - 1 <= 0.03
     stem, head = 3 * 8 * 9 + 4 * 8 + 2, 8 * CLASSES + CLASSES  # the counter of batches has twice the bytes
     assert state_bytes(GRAPH, early) == 4 * (stem + head)
     plain = ChannelGraph(tiny_net(), INPUT)
@@ -138,8 +138,9 @@ def test_a_device_trains_and_sends_back_the_head() -> None:
 def test_preparing() -> None:
     assert is_prepared(BlockByBlock) and not is_prepared(strata.FedAvg)
     model = tiny_net()
-    assert prepared(strata.FedAvg, model, INPUTS, 0) is model and plain_names(model, model)["bn1.bias"] == "bn1.bias"
-    one, same, other = (prepared(BlockByBlock, model, INPUTS, seed).state_dict() for seed in (3, 3, 4))
+    assert prepared_model(strata.FedAvg, model, INPUTS, 0) is model
+    assert plain_names(model, model)["bn1.bias"] == "bn1.bias"
+    one, same, other = (prepared_model(BlockByBlock, model, INPUTS, seed).state_dict() for seed in (3, 3, 4))
     head = "heads.head1.2.weight"
     assert torch.equal(one[head], same[head]) and not torch.equal(one[head], other[head]), "from the seed alone"
     with pytest.raises(BadInput, match="TinyNet has no part named 'stern' to put a head on"):

@@ -13,7 +13,7 @@ import pytest
 from strata.cli import main
 from strata.core.errors import BadInput, Infeasible
 from strata.core.files import read_json
-from strata.execution import memory
+from strata.execution import Execution, memory
 from strata.methods import Levels, Method, method_class
 from strata.methods.choice import check_levels, method_named
 from tests.methods.tiny import tiny_graph
@@ -117,7 +117,7 @@ def test_a_method_without_levels_must_fit_every_device() -> None:
         def cut_for(self, round, device):
             return self.graph.full()
 
-    need = memory(graph, graph.full(), 16).total
+    need = memory(graph, graph.full(), Execution(16)).total
     for budgets in ((), (need,), (2 * need, need)):
         assert isinstance(method_named(Whole, graph, budgets=budgets, batch_size=16), Whole)
     with pytest.raises(Infeasible, match=f"Whole needs up to {need} bytes on every device, 1 more than the budget of"):

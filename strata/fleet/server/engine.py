@@ -28,7 +28,7 @@ from strata.training import LocalTraining, Update
 
 if TYPE_CHECKING:
     from strata.graph import ChannelGraph, Cut
-    from strata.methods.base import Phase, Task
+    from strata.methods.base import Phase
 
 Say = Callable[[str], None]
 MOST_DETAIL = 4000  # characters of a device's traceback
@@ -136,7 +136,7 @@ class FlowerEngine:
         busy = self.messenger.busy(device.node)
         if busy is not None:
             return f"still busy with round {busy.round}"
-        phase = _only_phase(task)
+        phase = _only_phase(mine.job)
         frozen = self._digests(task.cut, state)
         held = frozenset() if mine.again else device.holds
         mine.token = secrets.token_hex(16)
@@ -309,9 +309,11 @@ def _plain(value: Any) -> Any:
     return list(value) if isinstance(value, tuple) else value
 
 
-def _only_phase(task: Task) -> Phase:
+def _only_phase(job: TrainJob) -> Phase:
     """Devices know cuts and levels; what is the method's own code stays here."""
-    phase, *more = task.phases
+    phase, *more = job.task.phases
+    if job.keeping is not None:
+        raise BadInput("real devices keep nothing of a method between rounds: simulate this method instead")
     if more or phase.execution is not None or phase.objective is not None:
         raise BadInput(
             "real devices train one phase a round, with the run's own settings and loss: simulate this method instead"
