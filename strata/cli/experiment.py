@@ -11,8 +11,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from strata.cli.arguments import at_least_one, parse_ratio, split_list
 from strata.core.errors import BadInput
+from strata.core.flags import split_list
+from strata.core.sizes import at_least_one, parse_ratio
 
 if TYPE_CHECKING:
     from strata.experiments import Experiment, PlannedRun, Results
@@ -160,7 +161,6 @@ def _cores_used(args: argparse.Namespace, jobs: int, runs: int) -> int:
 def _dry_run(chosen: Experiment, runs: Sequence[PlannedRun], args: argparse.Namespace) -> int:
     from strata.experiments.estimates import Estimator
     from strata.runs.progress import duration
-    from strata.runs.request import jsonable
 
     jobs = at_least_one(args.jobs, "--jobs")
     estimator = Estimator(calibrate=not args.no_calibration)
@@ -169,7 +169,7 @@ def _dry_run(chosen: Experiment, runs: Sequence[PlannedRun], args: argparse.Name
         values = [
             {
                 "name": run.name,
-                "request": jsonable(run.request),
+                "request": run.request.to_json(),
                 "train_flops": estimate.train_flops,
                 "evaluation_flops": estimate.forward_flops,
                 "core_seconds": estimate.seconds,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from strata.core.errors import BadInput
 from strata.experiments.setups import SETUPS
-from strata.runs.request import Request
+from strata.runs.config import RunConfig
 
 if TYPE_CHECKING:
     from strata.experiments.cells import Results
@@ -55,7 +55,7 @@ class Cell:
     constraints: tuple[float, ...]
     method: str
     variant: str = ""  # distinguishes cells of one method, such as equal or pool-5
-    options: tuple[tuple[str, Any], ...] = ()  # fields of Request
+    options: tuple[tuple[str, Any], ...] = ()  # keys of RunConfig
 
     @property
     def level(self) -> str:
@@ -67,10 +67,10 @@ class Cell:
         method = f"{self.method}-{self.variant}" if self.variant else self.method
         return "/".join((self.data, self.model, self.partition.replace(":", "-"), self.level, method))
 
-    def request(self, seed: int, asked: Asked) -> Request:
+    def request(self, seed: int, asked: Asked) -> RunConfig:
         setup = SETUPS[self.data]
         rounds = asked.rounds(setup.rounds)
-        return Request(
+        return RunConfig.of(
             model=self.model, data=self.data, data_dir=asked.data_dir, partition=self.partition, method=self.method,
             constraints=self.constraints, rounds=rounds, devices=setup.devices, per_round=setup.per_round, seed=seed,
             bn="batch", eval_every=asked.eval_every(rounds), **dict(self.options),
@@ -82,7 +82,7 @@ class PlannedRun:
     """One run of an experiment, done or still to be done."""
 
     cell: Cell
-    request: Request
+    request: RunConfig
 
     @property
     def name(self) -> str:

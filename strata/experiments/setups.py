@@ -28,7 +28,7 @@ SETUPS = {
         # the paper states neither class count (the authors' code: 62 and 200); LEAF's split by sample is 90 : 10
         Setup("femnist", 62, (3, 32, 32), 3550, 35, 1000, 724_000, 81_000, "femnist"),
         Setup("tinyimagenet", 200, (3, 64, 64), 100, 10, 2500, 100_000, 10_000, "tinyimagenet"),
-        Setup("imagenet64", 1000, (3, 64, 64), 500, 10, 4000, 1_281_167, 50_000, "tinyimagenet"),
+        Setup("imagenet64", 1000, (3, 64, 64), 500, 10, 4000, 1_281_167, 50_000, "imagenet64"),
         Setup("digits", 10, (3, 32, 32), 30, 5, 100, 1500, 297, "none"),  # not of the paper: for trying things out
     )
 }

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from strata.core.sizes import show_bytes
-from strata.execution import flops, memory
+from strata.execution import Execution, flops, memory
 from strata.experiments.base import Asked, Cell, Experiment, runs_of
 from strata.experiments.cells import CellResult, Results
 from strata.experiments.setups import IID, SETUPS, label
@@ -28,9 +28,8 @@ from strata.models.loading import load_model
 from strata.results import figures
 from strata.results.appearance import colour_of
 from strata.results.tables import Table, write
-from strata.training import LocalTraining
+from strata.training import LocalTraining, Workspace
 from strata.training.memory import measured_bytes
-from strata.training.recomputation import placement_of
 
 BATCH = 32
 BY_PEAK = (0.25, 0.5)
@@ -134,12 +133,17 @@ def planned_bytes(cell: Cell, accounting: str) -> int:
         cuts = [method.plan.cut(step.step) for step in method.plan.steps]
     else:
         cuts = [method.cut_for(0, 0)]
-    return max(memory(network(), cut, BATCH, accounting).total for cut in cuts)
+    return max(memory(network(), cut, Execution(BATCH), accounting).total for cut in cuts)
+
+
+@cache
+def workspace() -> Workspace:
+    return Workspace(network())
 
 
 @cache
 def control_bytes(settings: LocalTraining) -> int:
-    return measured_bytes(network(), network().full(), settings)
+    return measured_bytes(workspace(), network().full(), settings)
 
 
 def slt_bytes(level: float) -> int:
@@ -179,7 +183,8 @@ def _ways() -> Table:
         settings = LocalTraining(BATCH, micro_batch=micro, activation_checkpointing=segments)
         count, more = 1, 0
         if segments is not None:
-            placement = placement_of(network(), network().full(), settings)
+            placement = workspace().placement(network().full(), settings)
+            assert placement is not None
             count, more = len(placement.cuts) + 1, placement.recomputed_flops
         peak = control_bytes(settings)
         within = [f"{level:g}" for level in RESNET if peak <= slt_bytes(level)]

@@ -5,16 +5,19 @@ torch.export(strict=False) with a dynamic batch; anything that cannot be exporte
 
 from __future__ import annotations
 
+import inspect
 import operator
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import fx, nn
+from torch.utils import _pytree as pytree
 
 from strata.core.errors import BadInput
+from strata.graph.inputs import InputSpec, arguments_of
+from strata.graph.outputs import named_outputs
 
 EXAMPLE_BATCH = 4  # not 1: torch.export would specialise on it
 
@@ -24,33 +27,39 @@ class Exported:
     """One mode of the model as an fx graph whose get_attr targets are state-dict names."""
 
     graph: fx.Graph
-    output: fx.Node
+    inputs: dict[str, fx.Node]  # by their names in the InputSpec, in its order
+    outputs: dict[str, fx.Node]  # by their names in what the model returns; the first is the one to learn from
+
+    @property
+    def output(self) -> fx.Node:
+        return next(iter(self.outputs.values()))
 
 
-def export_model(model: nn.Module, input_shape: tuple[int, ...], training: bool) -> Exported:
-    example = torch.zeros(EXAMPLE_BATCH, *input_shape, dtype=_dtype(model), device=_device(model))
+def export_model(model: nn.Module, inputs: InputSpec, training: bool) -> Exported:
+    arguments = arguments_of(model, inputs)
+    example = dict(zip(inputs.names, inputs.example(EXAMPLE_BATCH, _device(model)), strict=True))
+    args, kwargs = arguments.of(example)
+    bound = inspect.signature(model.forward).bind(*args, **kwargs).arguments
+    dynamic = pytree.tree_map(lambda _: {0: torch.export.Dim.DYNAMIC}, dict(bound))
     with _mode(model, training):
         try:
-            program = torch.export.export(
-                model, (example,), dynamic_shapes=({0: torch.export.Dim.DYNAMIC},), strict=False
-            )
+            program = torch.export.export(model, args, kwargs, dynamic_shapes=dynamic, strict=False)
             module = program.module(check_guards=False)
         except Exception as error:
             raise BadInput(_explain(model, error)) from error
     graph = module.graph
     _drop_assertions(graph)
     placeholders = [node for node in graph.nodes if node.op == "placeholder"]
-    if len(placeholders) != 1:
-        raise BadInput(f"{_name(model)} takes {len(placeholders)} inputs; Strata needs a model of one input tensor.")
-    values = [v for v in _flat(graph.output_node().args) if isinstance(v, fx.Node)]
-    if len(values) != 1:
-        raise BadInput(
-            f"{_name(model)} returns {len(values)} tensors; Strata needs one tensor of class scores: wrap the model."
-        )
-    return Exported(graph, values[0])
+    if len(placeholders) != len(arguments.order):
+        raise BadInput(f"{_name(model)} was given {len(arguments.order)} inputs and takes {len(placeholders)}.")
+    of_input = dict(zip(arguments.order, placeholders, strict=True))
+    outputs = named_outputs(graph, program.call_spec.out_spec)
+    if not outputs:
+        raise BadInput(f"{_name(model)} returns no tensor of scores with a row for each sample.")
+    return Exported(graph, {name: of_input[name] for name in inputs.names}, outputs)
 
 
-def check_model(model: nn.Module, input_shape: tuple[int, ...]) -> None:
+def check_model(model: nn.Module, inputs: InputSpec) -> None:
     """Refuse early, with a sentence, what cannot work: a wrong input shape, shared weights, no parameters."""
     seen: dict[int, str] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
@@ -64,13 +73,13 @@ def check_model(model: nn.Module, input_shape: tuple[int, ...]) -> None:
         raise BadInput(f"{_name(model)} has no parameters, so there is nothing to train.")
     if not any(parameter.requires_grad for parameter in model.parameters()):
         raise BadInput(f"all parameters of {_name(model)} have requires_grad=False, so there is nothing to train.")
-    shape = "x".join(map(str, input_shape))
-    example = torch.zeros(2, *input_shape, dtype=_dtype(model), device=_device(model))
+    example = dict(zip(inputs.names, inputs.example(2, _device(model)), strict=True))
+    args, kwargs = arguments_of(model, inputs).of(example)
     with _mode(model, training=False), torch.no_grad():
         try:
-            model(example)
+            model(*args, **kwargs)
         except Exception as error:
-            raise BadInput(f"{_name(model)} fails on input {shape} (batch of 2): {_first_line(error)}.") from error
+            raise BadInput(f"{_name(model)} fails on input {inputs} (batch of 2): {_first_line(error)}.") from error
 
 
 @contextmanager
@@ -128,19 +137,5 @@ def _name(model: nn.Module) -> str:
     return type(model).__name__
 
 
-def _dtype(model: nn.Module) -> torch.dtype:
-    return next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.get_default_dtype())
-
-
 def _device(model: nn.Module) -> torch.device:
     return next((p.device for p in model.parameters()), torch.device("cpu"))
-
-
-def _flat(value: Any) -> Iterator[Any]:
-    if isinstance(value, (list, tuple)):
-        for item in value:
-            yield from _flat(item)
-    elif isinstance(value, dict):
-        yield from _flat(list(value.values()))
-    else:
-        yield value

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -14,9 +14,11 @@ from torch import Tensor, fx, nn
 from strata.core.errors import BadInput
 from strata.graph.channels import ALWAYS, Ids
 from strata.graph.cut import Cut, Kept
-from strata.graph.export import Exported, check_model, export_model
+from strata.graph.export import EXAMPLE_BATCH, Exported, check_model, export_model
+from strata.graph.inputs import InputsLike, InputSpec
 from strata.graph.layers import find_layers
 from strata.graph.leaves import count_leaf_outputs, watch_leaf_modules
+from strata.graph.outputs import further_scores, needed_for
 from strata.graph.propagation import Pinned, Propagation, concrete_size
 from strata.graph.rows import Rows, Run
 from strata.graph.sized import SizedOp, sized_ops, static_of
@@ -48,21 +50,31 @@ class Mode:
     """The training or the evaluation graph with its channels."""
 
     graph: fx.Graph
-    output: fx.Node
+    inputs: tuple[fx.Node, ...]  # in the order of the InputSpec
+    outputs: dict[str, fx.Node]  # the first is the one that methods learn from
     vectors: dict[fx.Node, Any]  # Vector | None, or a list of them for operations with several outputs
     requirements: dict[fx.Node, tuple[Requirement, ...]]
+
+    @property
+    def output(self) -> fx.Node:
+        return next(iter(self.outputs.values()))
+
+    def needed(self, output: str) -> set[fx.Node]:
+        """What this output needs."""
+        return needed_for(self.graph, self.outputs[output], len(self.outputs))
 
 
 class ChannelGraph:
     def __init__(
         self,
         model: nn.Module,
-        input_shape: Sequence[int],
+        input_shape: InputsLike,
         layers: Sequence[Sequence[str]] | None = None,
         strict: bool = False,
     ) -> None:
-        self.input_shape = tuple(input_shape)
-        check_model(model, self.input_shape)
+        """`input_shape`: the shape of one float input, without the batch; or an InputSpec for others, or several."""
+        self.inputs = InputSpec.of(input_shape, model)
+        check_model(model, self.inputs)
         state = model.state_dict()
         self.state_shapes = {name: tuple(t.shape) for name, t in state.items()}
         self.state_dtypes = {name: t.dtype for name, t in state.items()}
@@ -70,18 +82,19 @@ class ChannelGraph:
         self.fixed = frozenset(name for name, p in model.named_parameters() if not p.requires_grad)  # never trained
         self.buffer_names = tuple(name for name in state if name not in set(self.parameter_names))
         with watch_leaf_modules(model) as calls:
-            exported = {"train": export_model(model, self.input_shape, training=True)}
-        exported["eval"] = export_model(model, self.input_shape, training=False)
-        output_shape = exported["train"].output.meta["val"].shape
-        if len(output_shape) != 2:
-            sizes = ", ".join(["batch", *map(str, output_shape[1:])])
-            raise BadInput(f"{type(model).__name__} returns [{sizes}]; Strata needs class scores: [batch, classes].")
+            exported = {"train": export_model(model, self.inputs, training=True)}
+        exported["eval"] = export_model(model, self.inputs, training=False)
+        # what the model returns, by name: shapes without the batch; the first is what methods learn from
+        self.outputs = {name: _per_sample(node) for name, node in exported["train"].outputs.items()}
+        _check_scores(model, exported["train"].output)
         self.leaf_outputs = count_leaf_outputs(exported["train"].graph, calls)
         self.constants = _constants(exported.values(), set(state))
         shapes = {**self.state_shapes, **{name: tuple(t.shape) for name, t in self.constants.items()}}
         propagation = Propagation(shapes, self.parameter_names)
         for one in exported.values():
             propagation.walk(one.graph, one.output)
+            for other in further_scores(one.outputs):
+                propagation.pin(other)
         propagation.settle()
         self.pinned: tuple[Pinned, ...] = tuple(propagation.pinned)
         if strict and self.pinned:
@@ -98,9 +111,25 @@ class ChannelGraph:
         self.depth = len(found.names)
         if not self.depth:
             raise BadInput(f"{type(model).__name__} has no layer that can be cut before its classifier.")
-        self.classes = int(output_shape[-1])
         self.hash = self._structural_hash()
         self._full: Cut | None = None
+
+    @property
+    def input_shape(self) -> tuple[int, ...]:
+        """Of a model of one input."""
+        if not self.inputs.single:
+            raise BadInput(f"the model takes {len(self.inputs.inputs)} inputs ({self.inputs}), not one of one shape.")
+        return self.inputs.inputs[0].shape
+
+    @property
+    def output_shape(self) -> tuple[int, ...]:
+        """Of the output that methods learn from, without the batch."""
+        return next(iter(self.outputs.values()))
+
+    @property
+    def classes(self) -> int:
+        """How many scores there are per sample (or per position): the size of the output's last dim, whatever for."""
+        return self.output_shape[-1]
 
     # --- cuts --------------------------------------------------------------------------------------------------
 
@@ -167,7 +196,39 @@ class ChannelGraph:
 
     def freeze(self, cut: Cut, k_frozen: int) -> Cut:
         """The same cut with layers 1..k_frozen frozen, for methods of your own (docs/methods.md)."""
-        return cut.with_frozen(self._layers_up_to(k_frozen) | self.fixed)
+        return cut.with_frozen((self._layers_up_to(k_frozen) | self.fixed) & cut.parameters)
+
+    def for_output(self, cut: Cut, output: str) -> Cut:
+        """The same cut for one of several `outputs`: what that one does not need is not sent, trained nor counted."""
+        name = self.output_named(output)
+        if cut.output not in (None, name):
+            raise BadInput(f"the cut is already for the output {cut.output}: make it for {name} from the start.")
+        absent = self._not_needed(name)
+        left = [
+            (entry, shape) for entry, shape in zip(cut.entries, cut.full_shapes, strict=True) if entry[0] not in absent
+        ]
+        made = replace(
+            cut,
+            entries=tuple(entry for entry, _ in left),
+            full_shapes=tuple(shape for _, shape in left),
+            parameters=cut.parameters - absent,
+            frozen=cut.frozen - absent,
+            output=name,
+        )
+        self._remember(made, self.kept_table(cut))
+        return made
+
+    def union(self, cuts: Sequence[Cut]) -> Cut:
+        """All that is in one of these cuts, trained if one of them trains it: to send and to receive, not to run."""
+        kept = {}
+        for name in self.state_shapes:
+            held = [cut.kept[name] for cut in cuts if name in cut.kept]
+            if held:
+                kept[name] = tuple(_either(indices) for indices in zip(*held, strict=True))
+        frozen = frozenset(kept) - {name for cut in cuts for name in cut.trained}
+        parameters = frozenset(self.parameter_names) & frozenset(kept)
+        shapes = tuple(self.state_shapes[name] for name in kept)
+        return Cut(self.hash, tuple(kept.items()), shapes, parameters, frozen & parameters)
 
     @property
     def sources(self) -> tuple[str, ...]:
@@ -185,13 +246,24 @@ class ChannelGraph:
 
     # --- what runs ---------------------------------------------------------------------------------------------
 
-    def submodel(self, cut: Cut, state: Mapping[str, Tensor] | None = None) -> SubModel:
-        """The small network, with the same parameter names. `state` is what cut.extract() gave."""
-        return SubModel(self, cut, self.kept_table(cut), state)
+    def submodel(self, cut: Cut, state: Mapping[str, Tensor] | None = None, output: str | None = None) -> SubModel:
+        """The small network, with the same parameter names. `state` is what cut.extract() gave.
 
-    def sized(self, cut: Cut, batch_size: int, mode: str = "train") -> list[SizedOp]:
+        It returns the one of `outputs` that is named, or the cut's, or else the first; what only others need does not
+        run."""
+        return SubModel(self, cut, self.kept_table(cut), state, self.output_named(output or cut.output))
+
+    def sized(self, cut: Cut, batch_size: int, mode: str = "train", output: str | None = None) -> list[SizedOp]:
         """Every value of the cut graph with its shape, in execution order, for counting costs."""
-        return sized_ops(self, cut, self.kept_table(cut), batch_size, mode)
+        return sized_ops(self, cut, self.kept_table(cut), batch_size, mode, self.output_named(output or cut.output))
+
+    def output_named(self, name: str | None) -> str:
+        """None is the first."""
+        if name is None:
+            return next(iter(self.outputs))
+        if name not in self.outputs:
+            raise BadInput(f"the model returns no {name}; it returns {', '.join(self.outputs)}.")
+        return name
 
     def kept_table(self, cut: Cut) -> KeptTable:
         """For each vector of ids, which are kept. Refuses a cut that was not made for this model."""
@@ -201,8 +273,12 @@ class ChannelGraph:
             wanted = {
                 name: [c for c, keep in zip(classes, self._mask_of(cut, name), strict=True) if keep]
                 for name, classes in self._source_classes.items()
+                if name in cut.kept
             }
-            if self._cut(self._choose(wanted), cut.frozen) != cut:
+            made = self._cut(self._choose(wanted), cut.frozen)
+            if cut.output is not None:
+                made = self.for_output(made, cut.output)
+            if made != cut:
                 raise BadInput("the cut keeps channels that do not hang together in this model.")
         return self._tables[cut]
 
@@ -310,10 +386,23 @@ class ChannelGraph:
         )
         shapes = tuple(self.state_shapes.values())
         cut = Cut(self.hash, entries, shapes, frozenset(self.parameter_names), frozen | self.fixed)
+        self._remember(cut, KeptTable(masks))
+        return cut
+
+    def _remember(self, cut: Cut, table: KeptTable) -> None:
         if len(self._tables) >= 64:  # random cuts come without end
             self._tables.pop(next(iter(self._tables)))
-        self._tables[cut] = KeptTable(masks)
-        return cut
+        self._tables[cut] = table
+
+    def _not_needed(self, output: str) -> frozenset[str]:
+        """What only other outputs than this one use, of the parameters and buffers."""
+        used: dict[bool, set[str]] = {True: set(), False: set()}
+        for mode in self._modes.values():
+            needed = mode.needed(output)
+            for node in mode.graph.nodes:
+                if node.op == "get_attr":
+                    used[node in needed].add(str(node.target))
+        return frozenset(used[False] - used[True])
 
     def _layers_up_to(self, k: int) -> frozenset[str]:
         return frozenset(name for name, layer in self.layer_of.items() if layer <= k)
@@ -340,6 +429,12 @@ class ChannelGraph:
 
     def mode(self, name: str) -> Mode:
         return self._modes[name]
+
+
+def _either(indices: Sequence[Kept]) -> Kept:
+    """Kept along a dim by one of them."""
+    some = [one for one in indices if one is not None]
+    return tuple(sorted({index for one in some for index in one})) if len(some) == len(indices) else None
 
 
 class KeptTable:
@@ -407,7 +502,7 @@ def _compile_mode(exported: Exported, propagation: Propagation, table: _VectorTa
             if requirement.have != requirement.need:
                 wanted.append(requirement)
         requirements[node] = tuple(wanted)
-    return Mode(exported.graph, exported.output, vectors, requirements)
+    return Mode(exported.graph, tuple(exported.inputs.values()), exported.outputs, vectors, requirements)
 
 
 def _constants(exported: Iterable[Exported], state: set[str]) -> dict[str, Tensor]:
@@ -431,6 +526,22 @@ def _constants(exported: Iterable[Exported], state: set[str]) -> dict[str, Tenso
             node.target = name
             found[name] = value.detach()
     return found
+
+
+def _per_sample(node: fx.Node) -> tuple[int, ...]:
+    return tuple(concrete_size(size, EXAMPLE_BATCH) for size in node.meta["val"].shape[1:])
+
+
+def _check_scores(model: nn.Module, output: fx.Node) -> None:
+    batch, *sizes = output.meta["val"].shape
+    if concrete_size(batch, 2) == 2 and concrete_size(batch, 3) == 3 and 1 <= len(sizes) <= 2:
+        return
+    first = "batch" if concrete_size(batch, 2) == 2 else str(batch)
+    returned = ", ".join([first, *map(str, sizes)])
+    raise BadInput(
+        f"{type(model).__name__} returns [{returned}]; Strata needs class scores: [batch, classes], "
+        "or [batch, positions, classes]."
+    )
 
 
 def _check_scale(scale: float) -> None:

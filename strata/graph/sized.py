@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, fx
@@ -11,34 +11,14 @@ from torch import Tensor, fx
 from strata.graph.cut import Cut
 from strata.graph.propagation import concrete_size
 from strata.graph.rewrite import steps
+from strata.ops import operator_of
 from strata.ops.resize import Call
+from strata.ops.sized import Ref, SizedOp
 
 if TYPE_CHECKING:
     from strata.graph.graph import ChannelGraph, KeptTable, Mode
 
 Shape = tuple[int, ...]
-
-
-class Ref(NamedTuple):
-    """An argument that is another SizedOp's value."""
-
-    name: str
-
-
-@dataclass(slots=True)
-class SizedOp:
-    name: str
-    kind: str  # input, parameter, buffer, op, cut, output
-    target: Any
-    inputs: tuple[str, ...]
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-    shape: Any  # tuple, or a list of tuples for operations with several outputs; None for sizes
-    dtype: torch.dtype | None
-    requires_grad: bool
-    state_name: str | None = None
-    module: str = ""
-    leaf_outputs: int = 0
 
 
 @dataclass
@@ -52,7 +32,9 @@ class _Static:
     differentiable: bool
 
 
-def sized_ops(graph: ChannelGraph, cut: Cut, table: KeptTable, batch: int, mode_name: str) -> list[SizedOp]:
+def sized_ops(
+    graph: ChannelGraph, cut: Cut, table: KeptTable, batch: int, mode_name: str, output: str
+) -> list[SizedOp]:
     mode = graph.mode(mode_name)
     static = graph.static(mode_name)
     leaf_outputs = graph.leaf_outputs if mode_name == "train" else {}
@@ -64,11 +46,11 @@ def sized_ops(graph: ChannelGraph, cut: Cut, table: KeptTable, batch: int, mode_
         ops.append(op)
         needs_grad[op.name] = op.requires_grad
 
+    needed = mode.needed(output)
+    for node, given in zip(mode.inputs, graph.inputs.inputs, strict=True):
+        add(SizedOp(node.name, "input", None, (), (), {}, (batch, *given.shape), static[node].dtype, False))
     for node in mode.graph.nodes:
-        if node.op == "placeholder":
-            shape = (batch, *graph.input_shape)
-            add(SizedOp(node.name, "input", None, (), (), {}, shape, static[node].dtype, False))
-        elif node.op == "get_attr":
+        if node.op == "get_attr" and node in needed:
             name = str(node.target)
             kind = "parameter" if name in parameters else "buffer"
             shape = cut.shapes[name] if name in cut.shapes else graph.constant_shape(name, table)
@@ -77,6 +59,8 @@ def sized_ops(graph: ChannelGraph, cut: Cut, table: KeptTable, batch: int, mode_
             add(SizedOp(node.name, kind, None, (), (), {}, shape, dtype, trains, name))
     shapes: dict[str, Shape] = {}
     for step in steps(mode, table):
+        if step.node not in needed:
+            continue
         node, one = step.node, static[step.node]
         renamed: dict[fx.Node, str] = {}
         for position, input_cut in enumerate(step.cuts):
@@ -108,11 +92,12 @@ def sized_ops(graph: ChannelGraph, cut: Cut, table: KeptTable, batch: int, mode_
                 requires_grad,
                 module=one.module,
                 leaf_outputs=leaf_outputs.get(node, 0),
-            )  # fmt: skip
+            )
         )
-    output = mode.output.name
-    last = next(op for op in ops if op.name == output)
-    add(SizedOp("output", "output", None, (output,), (Ref(output),), {}, last.shape, last.dtype, last.requires_grad))
+    returned = mode.outputs[output].name
+    last = next(op for op in ops if op.name == returned)
+    arguments = (Ref(returned),)
+    add(SizedOp("output", "output", None, (returned,), arguments, {}, last.shape, last.dtype, last.requires_grad))
     return ops
 
 
@@ -148,14 +133,9 @@ def static_of(graph: fx.Graph) -> dict[fx.Node, _Static]:
         stack = node.meta.get("nn_module_stack")
         module = list(stack.values())[-1][0] if stack else ""
         continuous = dtype is not None and (dtype.is_floating_point or dtype.is_complex)
-        differentiable = continuous and not _cuts_gradient(node)
+        differentiable = continuous and operator_of(node.target).differentiable
         found[node] = _Static(sizes, dtype, is_list, module, differentiable)
     return found
-
-
-def _cuts_gradient(node: fx.Node) -> bool:
-    name = str(node.target)
-    return any(word in name for word in ("detach", "_like", "bernoulli", "sign.", "floor.", "ceil.", "round."))
 
 
 def _linear(size: Any) -> tuple[int, int]:

@@ -22,7 +22,9 @@ class SubModel(nn.Module):
     Weights are zeros unless `state` (what Cut.extract gave) is given. `cut` and `train_graph` (for those who run it
     otherwise, such as in segments) can be read, unless the model has a part of that name: it comes first."""
 
-    def __init__(self, graph: ChannelGraph, cut: Cut, table: KeptTable, state: Mapping[str, Tensor] | None) -> None:
+    def __init__(
+        self, graph: ChannelGraph, cut: Cut, table: KeptTable, state: Mapping[str, Tensor] | None, output: str
+    ) -> None:
         super().__init__()
         parameters = set(graph.parameter_names)
         for name, shape in cut.shapes.items():
@@ -34,12 +36,13 @@ class SubModel(nn.Module):
                 _attach(self, name, value.detach(), persistent=True)
         for name, value in graph.cut_constants(table).items():
             _attach(self, name, value, persistent=False)
-        graphs = {mode: _rewritten(self, graph, table, mode) for mode in ("train", "eval")}
+        graphs = {mode: _rewritten(self, graph, table, mode, output) for mode in ("train", "eval")}
         forwards = {mode: _compiled(one, mode) for mode, one in graphs.items()}
         self._strata: dict[str, Any] = {"cut": cut, "train_graph": graphs["train"], "forwards": forwards}
 
-    def forward(self, x: Tensor) -> Tensor:
-        return self._strata["forwards"]["train" if self.training else "eval"](self, x)
+    def forward(self, *inputs: Tensor) -> Tensor:
+        """In the order of the graph's InputSpec."""
+        return self._strata["forwards"]["train" if self.training else "eval"](self, *inputs)
 
     def __getattr__(self, name: str) -> Any:
         """Like this a part of the user's model may be called `cut`: plain attributes would stand in its way."""
@@ -51,7 +54,7 @@ class SubModel(nn.Module):
             return self._strata[name]
 
 
-def _rewritten(module: SubModel, graph: ChannelGraph, table: KeptTable, mode_name: str) -> fx.Graph:
+def _rewritten(module: SubModel, graph: ChannelGraph, table: KeptTable, mode_name: str, output: str) -> fx.Graph:
     """The cut graph; the positions that it takes out of values become buffers of the module."""
     mode = graph.mode(mode_name)
     new = fx.Graph()
@@ -69,22 +72,25 @@ def _rewritten(module: SubModel, graph: ChannelGraph, table: KeptTable, mode_nam
         old_args, old_kwargs = fx.node.map_arg((args, call.kwargs), lambda n: replaced.get(n, made.get(n, n)))
         return new.call_function(target, old_args, old_kwargs)
 
+    needed = mode.needed(output)
+    for node in mode.inputs:
+        made[node] = new.placeholder(node.name)
     for node in mode.graph.nodes:
-        if node.op == "placeholder":
-            made[node] = new.placeholder("x")
-        elif node.op == "get_attr":
+        if node.op == "get_attr" and node in needed:
             made[node] = new.get_attr(str(node.target))
     for step in steps(mode, table):
+        if step.node not in needed:
+            continue
         replaced: dict[fx.Node, fx.Node] = {}
         for cut in step.cuts:
             source = replaced.get(cut.input, made[cut.input])
             replaced[cut.input] = emit(cut.call(source), {})
         made[step.node] = emit(step.call, replaced)
-    new.output(made[mode.output])
+    new.output(made[mode.outputs[output]])
     return new
 
 
-def _compiled(graph: fx.Graph, mode_name: str) -> Callable[[SubModel, Tensor], Tensor]:
+def _compiled(graph: fx.Graph, mode_name: str) -> Callable[..., Tensor]:
     """Its Python code, in which each value is dropped after its last use."""
     code = graph.python_code("self")
     scope: dict[str, Any] = dict(code.globals)

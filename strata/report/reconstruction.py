@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import PosixPath
 from typing import TYPE_CHECKING, Any
 
-from strata.core.errors import BadInput, Infeasible
+from strata.core.errors import BadInput, Infeasible, one_line
 from strata.results.reading import RecordedRun, listed, mapping, number, whole
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ UNFIT = (BadInput, Infeasible, ValueError, TypeError, LookupError, ArithmeticErr
 
 
 def _sentence(error: BaseException) -> str:
-    return " ".join(str(error).split())[:200].rstrip(".") or type(error).__name__
+    return one_line(error, 200).rstrip(".")
 
 
 class Missing(Exception):
@@ -92,7 +92,7 @@ class Reconstruction:
 
     def data(self, run: RecordedRun) -> FederatedData:
         from strata.data import CATALOGUE
-        from strata.runs.description import describe_data
+        from strata.runs.folder import describe_data
 
         name, place = run.request.get("data"), run.request.get("data_dir")
         if not isinstance(name, str):
@@ -124,7 +124,7 @@ class Reconstruction:
                 if isinstance(validation, float) and validation:
                     data, _ = hold_out(data, validation, run.seed)
                 partition = parse_partition(text, data, devices, run.seed)
-                counts = holdings(partition, data.train.labels, data.classes, SHOWN_DEVICES)
+                counts = holdings(partition, data.train.targets, data.classes, SHOWN_DEVICES)
             except UNFIT as error:
                 raise Missing(_sentence(error)) from error
             names = [str(name) for name in data.class_names] or [str(c) for c in range(data.classes)]
@@ -140,15 +140,13 @@ class Reconstruction:
 
     def accounted(self, run: RecordedRun) -> dict[str, Any]:
         """What a method that scales width needs at its widest device, in the accounting that set its budget."""
-        from strata.execution import memory
+        from strata.execution import Execution, memory
 
         graph = self.graph(run)
         ratios = mapping(run.settings.get("method")).get("constraints")
         scales = [ratio for ratio in map(number, listed(ratios)) if ratio is not None]
         training = mapping(run.settings.get("training"))
         batch, micro_batch = whole(training.get("batch_size")), whole(training.get("micro_batch"))
-        if training.get("activation_checkpointing") is not None:
-            raise Missing("no accounting knows what activation checkpointing saves")
         given = scales
         if run.method == "fedavg":
             scales = [1.0]
@@ -159,7 +157,8 @@ class Reconstruction:
         budgets = [size for size in map(number, listed(run.request.get("budgets"))) if size is not None]
         accounting = run.request.get("accounting") or ("peak" if run.request.get("budgets") else "paper")
         try:
-            cost = partial(memory, graph, batch_size=batch, accounting=accounting, micro_batch=micro_batch)
+            execution = Execution(batch, micro_batch, training.get("activation_checkpointing"))
+            cost = partial(memory, graph, execution=execution, accounting=accounting)
             need = cost(graph.prefix(max(scales)))
             if not budgets and run.method != "fedavg":  # a constraint means: what the model of this width needs
                 budgets = [cost(graph.prefix(s)).total for s in set(given)]

@@ -18,7 +18,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-from strata.core.errors import BadInput
+from strata.core.errors import BadInput, one_line
 from strata.report.page import page, plotly_script
 from strata.report.page_data import page_data
 from strata.report.reconstruction import Reconstruction
@@ -73,8 +73,8 @@ class WatchedFolder:
             self.look()
         except Exception as error:
             self._effort = time.monotonic() - began
-            reason = clean(" ".join(str(error).split()))[:LONGEST_TROUBLE]
-            trouble = f"What was read last is shown; the newest could not be ({type(error).__name__}: {reason})."
+            reason = clean(one_line(error, LONGEST_TROUBLE, kind=True))
+            trouble = f"What was read last is shown; the newest could not be ({reason})."
             if trouble != self._trouble:
                 self._trouble = trouble
                 self._publish({**self._read, "problems": [*self._read["problems"], trouble]})

@@ -6,8 +6,9 @@ Where an operation reduces over channels (LayerNorm), the reference reduces over
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 from unittest import mock
 
 import torch
@@ -15,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from strata.graph import ChannelGraph, Cut
+from strata.graph.inputs import arguments_of
 
 
 def block_mask(cut: Cut, name: str, shape: tuple[int, ...]) -> Tensor:
@@ -56,19 +58,38 @@ def norms_over_kept(model: nn.Module, cut: Cut) -> Iterator[None]:
         yield
 
 
-def assert_equals_zeroed(model: nn.Module, graph: ChannelGraph, cut: Cut) -> None:
-    """Outputs in both modes, and all gradients, of the submodel and of the zeroed full model agree (float64)."""
+def random_inputs(graph: ChannelGraph, dtype: torch.dtype = torch.float64) -> tuple[Tensor, ...]:
+    """Four samples: numbers, ids below 4, masks."""
     generator = torch.Generator().manual_seed(1)
-    x = torch.randn(4, *graph.input_shape, generator=generator, dtype=torch.float64)
+    return tuple(
+        torch.randn(4, *one.shape, generator=generator, dtype=dtype)
+        if one.dtype.is_floating_point
+        else torch.randint(2 if one.dtype is torch.bool else 4, (4, *one.shape), generator=generator).to(one.dtype)
+        for one in graph.inputs.inputs
+    )
+
+
+def assert_equals_zeroed(
+    model: nn.Module,
+    graph: ChannelGraph,
+    cut: Cut,
+    scores: Callable[[Any], Tensor] = lambda returned: returned,
+    output: str | None = None,
+) -> None:
+    """Outputs in both modes, and all gradients, of the submodel and of the zeroed full model agree (float64).
+
+    `scores` picks, out of what the model returns, what the submodel with this `output` returns."""
+    x = random_inputs(graph)
     y = torch.tensor([3, 1, 0, 2])
-    sub = graph.submodel(cut, cut.extract(model.state_dict()))
+    sub = graph.submodel(cut, cut.extract(model.state_dict()), output)
     full = zeroed(model, cut)
+    args, kwargs = arguments_of(full, graph.inputs).of(dict(zip(graph.inputs.names, x, strict=True)))
     for training in (True, False):
         sub.train(training)
         full.train(training)
         with norms_over_kept(full, cut):
-            wanted = full(x)
-        got = sub(x)
+            wanted = scores(full(*args, **kwargs))
+        got = sub(*x)
         torch.testing.assert_close(got, wanted, rtol=1e-9, atol=1e-9)
         if training:
             functional.cross_entropy(wanted, y).backward()
@@ -79,6 +100,8 @@ def assert_equals_zeroed(model: nn.Module, graph: ChannelGraph, cut: Cut) -> Non
             assert parameter.grad is None and not parameter.requires_grad
             continue
         reference = gradients[name]
+        if output is not None and reference is None and parameter.grad is None:
+            continue  # of a part that this output does not need
         assert reference is not None and parameter.grad is not None, f"{name} is trained but gets no gradient"
         torch.testing.assert_close(
             parameter.grad,

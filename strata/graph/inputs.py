@@ -1,0 +1,146 @@
+"""InputSpec: what a model takes. Names, shapes and dtypes of its inputs, without the batch."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from strata.core.errors import BadInput
+
+
+@dataclass(frozen=True)
+class Input:
+    """One input tensor; its first dim, the batch, is not part of `shape`."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: torch.dtype = torch.float32
+
+    def __post_init__(self) -> None:
+        if not all(isinstance(size, int) and size > 0 for size in self.shape):
+            raise BadInput(f"input {self.name} has the shape {tuple(self.shape)}; its sizes must be whole and above 0.")
+
+
+@dataclass(frozen=True)
+class InputSpec:
+    """The inputs of a model, in the order in which a submodel takes them.
+
+    >>> InputSpec.of({"ids": ((16,), torch.int64), "mask": ((16,), torch.bool)}).example(4)[0].shape
+    torch.Size([4, 16])
+    """
+
+    inputs: tuple[Input, ...]
+
+    def __post_init__(self) -> None:
+        names = [one.name for one in self.inputs]
+        if not names:
+            raise BadInput("a model needs at least one input.")
+        if len(set(names)) < len(names):
+            raise BadInput(f"two inputs have the same name: {', '.join(names)}.")
+
+    @classmethod
+    def of(cls, given: InputsLike, model: nn.Module | None = None) -> InputSpec:
+        """From a shape, a dict of names to (shape, dtype), or an InputSpec, which stays as it is.
+
+        A shape alone is one input of floats: of the model's own precision, named as its forward names its first."""
+        if isinstance(given, InputSpec):
+            return given
+        if isinstance(given, Mapping):
+            return cls(tuple(Input(name, tuple(shape), dtype) for name, (shape, dtype) in given.items()))
+        name = "x" if model is None else _first_parameter(model)
+        return cls((Input(name, tuple(given), torch.float32 if model is None else float_dtype(model)),))
+
+    @property
+    def single(self) -> bool:
+        return len(self.inputs) == 1
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(one.name for one in self.inputs)
+
+    @property
+    def sample_bytes(self) -> int:
+        """What one sample's inputs take."""
+        return sum(torch.Size(one.shape).numel() * one.dtype.itemsize for one in self.inputs)
+
+    def example(self, batch: int, device: torch.device | str | None = None) -> tuple[Tensor, ...]:
+        """Zeros: valid as numbers, as ids and as masks."""
+        return tuple(torch.zeros(batch, *one.shape, dtype=one.dtype, device=device) for one in self.inputs)
+
+    def to_json(self) -> list[dict[str, Any]]:
+        return [
+            {"name": one.name, "shape": list(one.shape), "dtype": str(one.dtype).removeprefix("torch.")}
+            for one in self.inputs
+        ]
+
+    @classmethod
+    def from_json(cls, data: Iterable[Mapping[str, Any]]) -> InputSpec:
+        return cls(
+            tuple(Input(str(one["name"]), tuple(map(int, one["shape"])), dtype_named(one["dtype"])) for one in data)
+        )
+
+    def __str__(self) -> str:
+        shapes = ["x".join(map(str, one.shape)) or "one number" for one in self.inputs]
+        if self.single:
+            return shapes[0]
+        return ", ".join(f"{name} {shape}" for name, shape in zip(self.names, shapes, strict=True))
+
+
+InputsLike = Sequence[int] | Mapping[str, tuple[Sequence[int], torch.dtype]] | InputSpec
+
+
+@dataclass(frozen=True)
+class Arguments:
+    """How a model's forward is called with the inputs of a spec."""
+
+    positional: tuple[str, ...]
+    named: dict[str, str]  # parameter -> input
+
+    @property
+    def order(self) -> tuple[str, ...]:
+        return (*self.positional, *self.named.values())
+
+    def of(self, values: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        return tuple(values[name] for name in self.positional), {p: values[name] for p, name in self.named.items()}
+
+
+def arguments_of(model: nn.Module, inputs: InputSpec) -> Arguments:
+    """By the names of forward's parameters; in order, if it takes any number of them or the model has one input."""
+    signature = inspect.signature(model.forward)
+    kinds = {parameter.kind for parameter in signature.parameters.values()}
+    by_name = {p.name for p in signature.parameters.values() if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
+    unknown = [name for name in inputs.names if name not in by_name]
+    if not unknown or inspect.Parameter.VAR_KEYWORD in kinds:
+        try:
+            bound = signature.bind(**{name: name for name in inputs.names})
+        except TypeError as error:
+            raise BadInput(f"{type(model).__name__}.forward cannot take {', '.join(inputs.names)}: {error}.") from error
+        return Arguments(bound.args, bound.kwargs)
+    if inputs.single or inspect.Parameter.VAR_POSITIONAL in kinds:
+        return Arguments(inputs.names, {})
+    raise BadInput(
+        f"{type(model).__name__}.forward has no parameter named {unknown[0]}; it has {', '.join(sorted(by_name))}."
+    )
+
+
+def float_dtype(model: nn.Module) -> torch.dtype:
+    return next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.get_default_dtype())
+
+
+def dtype_named(name: str) -> torch.dtype:
+    dtype = getattr(torch, name, None)
+    if not isinstance(dtype, torch.dtype):
+        raise BadInput(f"{name!r} is not a dtype of torch.")
+    return dtype
+
+
+def _first_parameter(model: nn.Module) -> str:
+    for parameter in inspect.signature(model.forward).parameters.values():
+        if parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD):
+            return parameter.name
+    return "x"
