@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from strata.execution import Execution
 from strata.experiments import Asked, Cell, experiment
 from strata.experiments.true_bytes import FEDAVG, MICRO, SMALL, control_bytes, network, slt_bytes
 from strata.methods import largest_scale
@@ -48,7 +49,7 @@ def test_micro_batches_are_the_largest_that_fit_what_slt_takes(level: float) -> 
 
 @pytest.mark.parametrize("level", SMALL)
 def test_the_wider_small_model_is_the_widest_within_what_slt_takes(level: float) -> None:
-    assert largest_scale(network(), slt_bytes(level), 32) == SMALL[level]
+    assert largest_scale(network(), slt_bytes(level), Execution(32)) == SMALL[level]
 
 
 def test_table_and_figure(tmp_path: Path) -> None:
