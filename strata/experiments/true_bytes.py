@@ -27,6 +27,7 @@ from strata.models.loading import load_model
 from strata.results import colours, drawing
 from strata.results.cells import Outcome, Results
 from strata.results.formats import Table, write
+from strata.runs.launch import make_method
 from strata.training import LocalTraining
 from strata.training.memory import measured_bytes
 from strata.training.recomputation import placement_of
@@ -121,7 +122,7 @@ def network() -> ChannelGraph:
 @cache
 def planned_bytes(cell: Cell, accounting: str) -> int:
     """Of the largest step."""
-    method = cell.request(0, Asked()).make_method(network())
+    method = make_method(cell.request(0, Asked()), network())
     if isinstance(method, SLT):
         cuts = [method.plan.cut(step.step) for step in method.plan.steps]
     else:

@@ -502,7 +502,13 @@ def users_of(key: str) -> list[str]:
     from strata.methods import METHODS
 
     naming = [name for name, entry in METHODS.items() if key in entry.options]
-    return naming or [name for name, entry in METHODS.items() if entry.needs_plan]
+    return naming or [name for name in METHODS if _plans(name)]
+
+
+def _plans(method: str) -> bool:
+    from strata.methods import METHODS
+
+    return METHODS[method].needs_plan
 
 
 def of_some_methods() -> list[str]:
@@ -515,7 +521,6 @@ def refuse_unused(given: Mapping[str, Any], methods: Sequence[str], budgets_foll
 
     For new runs only: what a folder's run was started with is not given anew. `budgets_follow`: from real devices.
     """
-    from strata.methods import METHODS
     from strata.methods.choice import check_name
 
     for name in methods:
@@ -527,7 +532,7 @@ def refuse_unused(given: Mapping[str, Any], methods: Sequence[str], budgets_foll
         if key in given and not set(users) & set(methods):
             raise BadInput(f"{known[key].option} is for the method {' or '.join(users)}, not for {these}: leave it out")
     counted = "constraints" not in given and (budgets_follow or "budgets" in given)
-    if "accounting" in given and not counted and not any(METHODS[name].needs_plan for name in methods):
+    if "accounting" in given and not counted and not any(map(_plans, methods)):
         raise BadInput(
             f"--accounting says how the bytes of a budget are counted, and {these} has none here: leave it out, or "
             "give a --budget, such as 24MiB"
