@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+from strata.core.errors import one_line
 from strata.ops.channels import RuleFailed
 from strata.ops.operator import operator_of
 from strata.ops.sized import SizedOp
@@ -35,7 +36,7 @@ def counted(op: SizedOp, arguments: Sequence[Any]) -> Count | None:
     try:
         return rule(op, *arguments)
     except Exception as error:
-        raise RuleFailed(f"the FLOP rule of {op.target} failed: {type(error).__name__}: {error}") from error
+        raise RuleFailed(f"the FLOP rule of {op.target} failed: {one_line(error, kind=True)}") from error
 
 
 def product(forward: int, *factors: Any) -> Count:
