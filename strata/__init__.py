@@ -27,6 +27,7 @@ _LAZY = {
     "FjORD": "strata.methods",
     "BadInput": "strata.core.errors",
     "Infeasible": "strata.core.errors",
+    "Execution": "strata.execution",
     "ChannelGraph": "strata.graph",
     "Cut": "strata.graph",
     "SubModel": "strata.graph",

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from strata.execution import flops, measure, memory
+from strata.execution import Execution, flops, measure, memory
 from strata.graph import ChannelGraph
 from strata.ops import (
     Count,
@@ -80,6 +80,7 @@ class Net(nn.Module):
         return self.classifier(self.conv2(cube(self.conv1(x))).mean((2, 3)))
 
 
+EIGHT = Execution(8)
 SHAPE = (3, 8, 8)
 
 
@@ -88,7 +89,7 @@ def test_before_it_is_taught_it_stays_whole_and_is_learned() -> None:
     assert [pinned.op for pinned in graph.pinned] == ["strata_tests.cube.default"]
     cut = graph.prefix(0.25)
     assert cut.shapes["conv1.weight"] == (16, 3, 3, 3)
-    assert memory(graph, cut, 8).total == measure(graph.submodel(cut), SHAPE, 8, 4).peak
+    assert memory(graph, cut, EIGHT).total == measure(graph.submodel(cut), SHAPE, EIGHT, 4).peak
     with pytest.raises(NotChunkable, match="cube"):
         Chunked(graph, cut)
 
@@ -103,7 +104,7 @@ def test_taught_it_is_cut_counted_and_computed_in_parts() -> None:
             assert_equals_zeroed(model, graph, cut)
         single = ChannelGraph(Net(), SHAPE)
         for cut in (single.full(), single.prefix(0.25), single.slt(1, 1, 0.5)):
-            assert memory(single, cut, 8).total == measure(single.submodel(cut), SHAPE, 8, 4).peak
+            assert memory(single, cut, EIGHT).total == measure(single.submodel(cut), SHAPE, EIGHT, 4).peak
         cut = single.prefix(0.25)
         assert cut.shapes["conv1.weight"] == (4, 3, 3, 3)
         with registered(Operator(CUBE.names, channels=elementwise, flops=lambda op, x: Count())):
@@ -125,6 +126,6 @@ def test_a_mistake_in_a_byte_or_flop_rule_shows_with_its_name() -> None:
     graph = ChannelGraph(Net(), SHAPE)
     with registered(Operator(CUBE.names, bytes=lambda sim, op: None, flops=lambda op: Count())):
         with pytest.raises(RuleFailed, match=r"byte rule of strata_tests.cube.default failed: TypeError"):
-            memory(graph, graph.full(), 8)
+            memory(graph, graph.full(), EIGHT)
         with pytest.raises(RuleFailed, match=r"FLOP rule of strata_tests.cube.default failed: TypeError"):
             flops(graph, graph.full())

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from strata.data import load, parse_partition
+from strata.execution import Execution
 from strata.methods import FD, FedRolex
 from strata.report.page import embedded
 from strata.report.page_data import page_data
@@ -156,7 +157,7 @@ def test_width_methods_are_accounted_as_the_constraint_means(tmp_path: Path, reb
     (graph,) = rebuilt._graphs.values()
     made = page_data([read_run(run_on_digits(tmp_path / "a", rebuilt, "small"))], rebuilt)
     shown = made["groups"][0]["memory"]
-    expected = memory(graph, graph.prefix(0.5), 32, accounting="paper").total
+    expected = memory(graph, graph.prefix(0.5), Execution(), "paper").total
     assert shown["budgets"] == [expected] and shown["steps"][0]["memory_bytes"] == expected
     assert shown["steps"][0]["measured"] == 3 << 20
     assert summary(made).rows[0][5] == 0.4
@@ -171,9 +172,9 @@ def test_micro_batches_are_accounted_and_checkpointing_is_only_measured(
     in_parts = {"batch_size": 32, "micro_batch": 8}
     run = read_run(run_on_digits(tmp_path / "a", rebuilt, "small", training=in_parts))
     made = rebuilt.accounted(run)
-    expected = memory(graph, graph.prefix(0.5), 32, accounting="paper", micro_batch=8).total
+    expected = memory(graph, graph.prefix(0.5), Execution(32, 8), "paper").total
     assert made["budgets"] == [expected] and made["memory_bytes"] == expected
-    assert expected < memory(graph, graph.prefix(0.5), 32, accounting="paper").total
+    assert expected < memory(graph, graph.prefix(0.5), Execution(), "paper").total
     in_segments = {"batch_size": 32, "micro_batch": None, "activation_checkpointing": "auto"}
     run = read_run(run_on_digits(tmp_path / "b", rebuilt, "small", training=in_segments))
     shown = page_data([run], rebuilt)["groups"][0]["memory"]

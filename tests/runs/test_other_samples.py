@@ -118,12 +118,9 @@ def run(kind: type[nn.Module], out: Path, method: str, workers: int = 0, **optio
     ("kind", "method", "options", "enough"),
     [
         (Bag, "fedavg", {}, 0.8),
-        (Bag, "small", {"constraint": 0.5}, 0.8),
-        (Bag, "slt", {"constraint": 0.7}, 0.7),
-        (Photo, "fedavg", {}, 0.8),
+        (Bag, "slt", {"constraint": 0.85}, 0.7),
         (Photo, "small", {"constraint": 0.5}, 0.7),
         (Line, "fedavg", {"lr": 0.05}, 0.8),
-        (Line, "fedrolex", {"constraint": 0.5, "lr": 0.05}, 0.6),
     ],
 )
 def test_it_learns_with_the_same_bits_in_one_process_and_in_two(
@@ -194,6 +191,6 @@ def test_what_does_not_fit_is_said_in_one_sentence(tmp_path: Path) -> None:
 
 
 def test_a_partition_by_hand_works_for_any_samples(tmp_path: Path) -> None:
-    result = run(Line, tmp_path / "run", "fedavg", rounds=2, per_round=2, devices=None,
-                 partition=[np.arange(0, 180), np.arange(180, 360)])  # fmt: skip
-    assert [record["devices"] for record in result.metrics] == [[0, 1], [0, 1]]
+    parts = [np.arange(0, 180), np.arange(180, 360)]
+    result = run(Line, tmp_path / "run", "fedavg", rounds=2, per_round=2, devices=None, partition=parts)
+    assert [sorted(record["devices"]) for record in result.metrics] == [[0, 1], [0, 1]]

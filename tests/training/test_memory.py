@@ -7,6 +7,7 @@ import torch
 
 from strata import execution as costs
 from strata.data import ImageSet
+from strata.execution import Execution
 from strata.execution.measured import measure
 from strata.methods import FD, FedAvg, FjORD, Method, Small
 from strata.methods.choice import method_named
@@ -23,7 +24,7 @@ def test_equals_a_training_step_of_the_submodel_measured_by_itself(method: Metho
     (task,) = method.assign(0, [0])
     update = train(method, task, tiny_state())
     module = GRAPH.submodel(task.cut, task.cut.extract(tiny_state()))
-    alone = measure(module, INPUT, batch_size=20, classes=CLASSES).peak  # 20 samples, so batches are no larger
+    alone = measure(module, INPUT, Execution(20), CLASSES).peak  # 20 samples, so batches are no larger
     assert update.peak_bytes == pytest.approx(alone, rel=0.01)
 
 
@@ -56,7 +57,7 @@ def test_budgets_count_fedprox_and_the_smaller_levels_of_fjord() -> None:
     """By `peak`, within 0.1 % of what the devices then measure."""
     images, labels = samples(0, count=16)
     near = LocalTraining(batch_size=16, proximal=0.1)
-    full = costs.memory(GRAPH, GRAPH.full(), 16, proximal=True).total
+    full = costs.memory(GRAPH, GRAPH.full(), Execution(16, proximal=0.1)).total
     assert full == pytest.approx(
         peak_bytes(WORKSPACE, FedAvg(GRAPH).assign(0, [0])[0], ImageSet(images, labels), near), rel=0.001
     )

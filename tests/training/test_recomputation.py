@@ -15,16 +15,16 @@ from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
 
 from strata.core.errors import BadInput
 from strata.data import ImageSet
-from strata.execution import flops
+from strata.execution import Execution, flops
 from strata.execution.measured import measure
-from strata.execution.placement import Placement, place
+from strata.execution.placement import place
+from strata.execution.segments import Placement, Segmented
 from strata.graph import ChannelGraph, Cut
 from strata.methods import FedAvg, FjORD, Method, Phase, Small, Task
 from strata.models import resnet20
 from strata.runs.folder import describe_training
 from strata.training import LocalTraining, peak_bytes
 from strata.training.cohorts import cohorts
-from strata.training.recomputation import Segmented
 from strata.training.trainer import Trainer
 from tests.methods.tiny import hand_plan, same_bits, tiny_graph, tiny_state, train
 from tests.networks import NETWORKS, Logits, graph_of
@@ -188,7 +188,7 @@ def activations_at_peak(module: nn.Module, placement: Placement | None) -> float
     """In units of one layer's result."""
     train_graph = module.train_graph
     run = module if placement is None else InSegments(module, Segmented(train_graph, placement))  # type: ignore[arg-type]
-    found = measure(run, (WIDTH,), BATCH, classes=2)
+    found = measure(run, (WIDTH,), Execution(BATCH), classes=2)
     return (found.peak - found.standing) / ACTIVATION
 
 

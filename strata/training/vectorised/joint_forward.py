@@ -17,8 +17,8 @@ from strata.training.stepwise import StepValues, last_uses, run_step, take
 if TYPE_CHECKING:
     from strata.graph import ChannelGraph, Cut
 
-Run = Callable[[Mapping[Any, Any]], Any]  # values so far (nodes and parameter names) -> the operation's value
-Rule = Callable[["Plan", Step, dict[Any, bool]], Run]  # with: which values are maps, to be completed
+Compute = Callable[[Mapping[Any, Any]], Any]  # values so far (nodes and parameter names) -> the operation's value
+Rule = Callable[["JointForward", Step, dict[Any, bool]], Compute]  # with: which values are maps, to be completed
 
 
 class NotVectorisable(Exception):
@@ -43,7 +43,7 @@ class Form:
         return register
 
 
-class Plan:
+class JointForward:
     """The operations of both parts as Python closures, in execution order, with what each makes free afterwards."""
 
     def __init__(self, graph: ChannelGraph, cut: Cut, devices: int, form: Form) -> None:
@@ -59,7 +59,7 @@ class Plan:
         self.multiplied: set[str] = set()  # weights of linear layers: [devices, out, in]
         self.used: set[str] = set()
         self._frozen: list[Step] = []
-        self._trained: list[tuple[fx.Node, Run]] = []
+        self._trained: list[tuple[fx.Node, Compute]] = []
         self.boundary: dict[Any, None] = {}
         maps: dict[Any, bool] = {}
         constants = {str(n.target) for n in needed if n.op == "get_attr"} - set(cut.shapes)
@@ -118,7 +118,7 @@ class Plan:
                 values.pop(spent, None)
         return values[self.output]
 
-    def input(self, step: Step, node: Any) -> Run:
+    def input(self, step: Step, node: Any) -> Compute:
         """How to get an operand, cut where the step says so."""
         if not isinstance(node, fx.Node):
             return lambda values: node
