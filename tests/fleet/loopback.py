@@ -73,7 +73,7 @@ class Loopback:
             **os.environ, "FLWR_HOME": str(self.folder / home), "FLWR_TELEMETRY_ENABLED": "0",
             "FLWR_DISABLE_UPDATE_CHECK": "1", "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
             "PATH": f"{scripts}{os.pathsep}{os.environ['PATH']}", "PYTHONPATH": path, "OMP_NUM_THREADS": "1",
-            LAUNCHER: str(os.getpid()), POLL: "0.2",
+            LAUNCHER: str(os.getpid()), POLL: "1",
         }  # fmt: skip
 
     def start(self, name: str, command: list[str], env: dict[str, str]) -> subprocess.Popen[bytes]:
