@@ -1,0 +1,86 @@
+"""What one start of Strata works out and the next can use: files in a folder that belongs to the user alone.
+
+A cache is only a convenience. Whatever is wrong with it (no home folder, someone else's folder, a full disk, a damaged
+file) means that there is none, never an error. What is read decides how a program goes on, so nobody but the user may
+be able to write it: the folder is the user's own with mode 0700, and files are the user's own too. The checksum finds
+damage; it is no defence against whoever can write here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import stat
+import tempfile
+from pathlib import Path
+
+_DIGEST = 64  # hexadecimal digits of SHA-256, then a line break, then the content
+
+
+def root() -> Path | None:
+    """`$XDG_CACHE_HOME/strata`, or `~/.cache/strata`; None where there is no home."""
+    given = os.environ.get("XDG_CACHE_HOME")
+    try:
+        return (Path(given) if given else Path.home() / ".cache") / "strata"
+    except RuntimeError:
+        return None
+
+
+def private_folder(name: str) -> Path | None:
+    """The folder of this name for the user alone, made if need be; None if there cannot be one."""
+    above = root()
+    if above is None:
+        return None
+    folder = above / name
+    try:
+        above.mkdir(parents=True, exist_ok=True)
+        with contextlib.suppress(FileExistsError):
+            folder.mkdir(mode=0o700)
+        found = os.lstat(folder)
+        if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
+            return None
+        if found.st_mode & 0o022:
+            return None  # others could have put something there
+        if stat.S_IMODE(found.st_mode) != 0o700:
+            folder.chmod(0o700)
+    except OSError:
+        return None
+    return folder
+
+
+def read(path: Path) -> bytes | None:
+    """What `write` wrote; None if there is nothing, or not the user's own, or damaged."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
+    except OSError:
+        return None
+    try:
+        with open(descriptor, "rb") as file:
+            found = os.fstat(descriptor)
+            if not stat.S_ISREG(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o022:
+                return None
+            content = file.read()
+    except OSError:
+        return None
+    digest, data = content[: _DIGEST + 1], content[_DIGEST + 1 :]
+    return data if digest == _checksum(data) else None
+
+
+def write(path: Path, data: bytes) -> None:
+    """Whole or not at all: others may write the same at the same time. A disk that refuses is passed over."""
+    with contextlib.suppress(OSError):
+        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix=".part")  # mode 0600
+        try:
+            with open(handle, "wb") as file:
+                file.write(_checksum(data))
+                file.write(data)
+            os.replace(temporary, path)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                os.unlink(temporary)
+            raise
+
+
+def _checksum(data: bytes) -> bytes:
+    return hashlib.sha256(data).hexdigest().encode() + b"\n"
