@@ -10,8 +10,8 @@ from torch import Tensor, fx
 
 from strata.graph.cut import Cut
 from strata.graph.outputs import needed_for
-from strata.graph.propagation import concrete_size
 from strata.graph.rewrite import steps
+from strata.graph.values import BatchSize
 from strata.ops.resize import Call
 
 if TYPE_CHECKING:
@@ -165,7 +165,4 @@ def _cuts_gradient(node: fx.Node) -> bool:
 
 
 def _linear(size: Any) -> tuple[int, int]:
-    if isinstance(size, int):
-        return size, 0
-    two, three = concrete_size(size, 2), concrete_size(size, 3)
-    return two - 2 * (three - two), three - two
+    return (size.constant, size.per_sample) if isinstance(size, BatchSize) else (size, 0)
