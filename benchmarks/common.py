@@ -23,8 +23,8 @@ from strata.graph import ChannelGraph, Cut
 from strata.methods import Method
 from strata.models import resnet20
 from strata.planning.make import plan
-from strata.runs import description as describing
-from strata.training import LocalTraining, kernels
+from strata.runs.folder import commit, versions
+from strata.training import LocalTraining, Workspace, kernels
 
 ROOT = Path(__file__).resolve().parents[1]
 CASES = ("1", "0.5", "0.25", "0.125", "slt-early", "slt-middle", "slt-last")  # scales, and steps of SLT at 0.125
@@ -78,6 +78,11 @@ def model() -> torch.nn.Module:
 @cache
 def graph() -> ChannelGraph:
     return ChannelGraph(model(), (3, 32, 32))
+
+
+@cache
+def workspace() -> Workspace:
+    return Workspace(graph())
 
 
 def slt_step(case: str) -> int:
@@ -170,8 +175,8 @@ def provenance() -> dict[str, Any]:
     return {
         "machine": {"cores": cores(), "cpu": _cpu(), "ram_gib": _ram_gib(), "system": platform.platform(),
                     "load_average_before": round(os.getloadavg()[0], 2)},
-        "versions": describing.versions() | libraries,
-        "commit": describing.commit(),
+        "versions": versions() | libraries,
+        "commit": commit(),
         "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "data": data().name,
     }  # fmt: skip

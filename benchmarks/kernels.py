@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from benchmarks import common, tables
-from strata.methods import Task
+from strata.methods import Phase
 from strata.training import kernels
 from strata.training.trainer import Trainer
 
@@ -35,16 +35,16 @@ def measure(quick: bool) -> dict[str, Any]:
 
 
 def _steps(case: str, stretches: int) -> dict[str, float]:
-    trainer = Trainer(common.graph(), Task(0, 0, common.cut_of(case)), common.training(), common.LR)
+    trainer = Trainer(common.workspace(), Phase(common.cut_of(case)), common.training(), common.LR)
     images, labels = torch.randn(32, 3, 32, 32), torch.randint(0, 10, (32,))
     shortest = {"torch": float("inf"), "ours": float("inf")}
     for _ in range(stretches):
         for name in shortest:
             with kernels.own_convolutions(name == "ours"):
-                trainer.step(images, labels)
+                trainer.step((images,), labels)
                 started = time.process_time()
                 for _ in range(STEPS):
-                    trainer.step(images, labels)
+                    trainer.step((images,), labels)
             shortest[name] = min(shortest[name], (time.process_time() - started) / STEPS * 1000)
     return shortest
 

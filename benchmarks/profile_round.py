@@ -51,10 +51,10 @@ def kind_of(operator: str) -> str:
 def training_work(case: str, size: common.Size) -> Callable[[], Any]:
     """A worker's share of a round: a cohort where the network is narrow, else a device."""
     program = DeviceProgram(common.model(), (3, 32, 32), common.data().train, {}, common.training())
-    program.graph, parts = common.graph(), common.partition(size.samples)
+    program.workspace, parts = common.workspace(), common.partition(size.samples)
     tasks = [Task(0, device, common.cut_of(case)) for device in range(min(COHORT, size.per_round))]
     jobs = [TrainJob(task, parts[task.device], common.LR, 0) for task in tasks]
-    together = cohorts(program.graph, tasks, [size.samples] * len(tasks), program.training)[0]
+    together = cohorts(common.workspace(), tasks, [size.samples] * len(tasks), program.training)[0]
     state = common.model().state_dict()
     if len(together) == 1:
         return lambda: program(jobs[0], state)
@@ -64,7 +64,7 @@ def training_work(case: str, size: common.Size) -> Callable[[], Any]:
 def evaluation_work(case: str, size: common.Size) -> Callable[[], Any]:
     data = common.data()
     program = DeviceProgram(common.model(), (3, 32, 32), data.train, {"test": data.test}, common.training())
-    program.graph = common.graph()
+    program.workspace = common.workspace()
     job = EvaluateJob(common.cut_of(case), 0, "test", "batch", (0,) if size is common.QUICK else (0, 1), 0)
     state = common.model().state_dict()
     return lambda: program(job, state)

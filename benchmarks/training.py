@@ -20,7 +20,7 @@ from strata.engines import Engine
 from strata.execution import flops
 from strata.federation.rounds import RoundSettings, play
 from strata.federation.state import FederationState
-from strata.runs.options import Options
+from strata.runs.config import RunOptions
 from strata.runs.running import make_engine
 from strata.runs.session import flops_of_tasks
 from strata.training import cohorts
@@ -34,11 +34,11 @@ def strata_rates(engine: Engine, case: str, size: common.Size) -> list[float]:
     rates = []
     for number in range(size.rounds + 1):
         settings = RoundSettings(
-            Options(devices=common.FLEET).fleet(),
+            RunOptions.of(devices=common.FLEET).simulated_fleet(),
             common.partition(size.samples if number else common.WARM_SAMPLES), size.per_round, size.per_round,
             lambda round: common.LR, 0,
-            together=lambda jobs: cohorts(method.graph, [job.task for job in jobs], [len(j.samples) for j in jobs],
-                                          training),
+            together=lambda jobs: cohorts(common.workspace(), [job.task for job in jobs],
+                                          [len(job.samples) for job in jobs], training),
         )  # fmt: skip
         started = time.perf_counter()
         state, record = play(state, method, settings, engine, counted, log=print)

@@ -9,7 +9,7 @@ from pathlib import Path
 from sheet import Sheet
 
 import strata
-from strata.execution import memory
+from strata.execution import Execution, memory
 from strata.models import resnet20
 from strata.ops.tape import Simulation
 from strata.planning import Plan
@@ -127,7 +127,7 @@ def curves(plan: Plan, number: int) -> tuple[list[int], list[int]]:
     try:
         found = []
         for part in (plan.graph.full(), plan.cut(number)):
-            total = memory(plan.graph, part, BATCH, accounting="peak").total
+            total = memory(plan.graph, part, Execution(BATCH)).total
             assert max(Recorded.history) <= total
             found.append(Recorded.history)
         return found[0], found[1]
@@ -166,8 +166,8 @@ def bytes_in_a_step(plan: Plan) -> Sheet:
     sheet.text((left + right * 3) / 4, bottom + 24, "backward: 19 to 1", "grey", 12, "middle")
     sheet.text(620, 36, "At the highest moment", bold=True, size=15)
     sheet.legend(620, 66, ("weights", "weights"), ("gradients", "gradients"), ("activations", "activations"))
-    full = memory(plan.graph, plan.graph.full(), BATCH, accounting="peak")
-    one = memory(plan.graph, plan.cut(number), BATCH, accounting="peak")
+    full = memory(plan.graph, plan.graph.full(), Execution(BATCH))
+    one = memory(plan.graph, plan.cut(number), Execution(BATCH))
     for row, (name, found) in enumerate((("whole model", full), (f"step {number}", one))):
         x, line_y = 620.0, 108 + row * 74
         sheet.text(620, line_y, f"{name}: {found.total / MIB:.2f} MiB", size=13)

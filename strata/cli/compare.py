@@ -8,14 +8,16 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from strata.cli.arguments import show_bytes, split_list
-from strata.cli.run import add_run_arguments, given, ray_of, timeout_of
+from strata.cli.run import add_output_arguments, asked_of
 from strata.core.errors import BadInput
+from strata.core.flags import add_flags, split_list
+from strata.core.sizes import show_bytes
+from strata.runs.config import RunConfig, refuse_unused
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from strata.runs.compare import Row
+    from strata.results.comparison import Row
 
     Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]
 
@@ -24,41 +26,42 @@ EXAMPLE = "example: strata compare --methods slt,small,fd --data digits --constr
 
 def add_parser(subparsers: Subparsers) -> None:
     parser = subparsers.add_parser(
-        "compare", help="train several methods under the same budget and seeds",
+        "compare",
+        help="train several methods under the same budget and seeds",
         description="Train several methods under the same budget, data and seeds; the same command again finishes what "
         "is unfinished. Prints mean and standard deviation over seeds, draws accuracy over rounds (PNG and SVG).",
-        epilog=EXAMPLE, formatter_class=argparse.RawDescriptionHelpFormatter,
-    )  # fmt: skip
-    add_run_arguments(parser)
+        epilog=EXAMPLE,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add_flags(parser, RunConfig, without=("method", "seed"))
     group = parser.add_argument_group("comparison")
     group.add_argument("--methods", required=True, metavar="A,B,...", help="see `strata methods`")
     group.add_argument("--seeds", type=int, default=1, metavar="N", help="runs per method (default 1)")
-    group.add_argument("--seed", type=int, metavar="N", help="the first seed (default 0)")
+    group.add_argument("--seed", metavar="N", help="the first seed (default 0)")
     group.add_argument("--out", required=True, metavar="DIR", help="one run folder per method and seed is made in it")
+    add_output_arguments(group)
     parser.set_defaults(func=run)
 
 
 def run(args: argparse.Namespace) -> int:
     methods = split_list(args.methods)
-    asked, ray, timeout = given(args), ray_of(args), timeout_of(args)
-    from strata.engines import EngineFailed
-    from strata.federation import RoundFailed
-    from strata.methods.choice import refuse_unused
-    from strata.runs.compare import compare
-    from strata.runs.request import Request
-
+    asked = asked_of(args)
     if not methods:
         raise BadInput("give the methods to compare, such as slt,small,fd")
+    from strata.engines import EngineFailed  # torch: only once everything above has been read
+    from strata.federation import RoundFailed
+    from strata.results.comparison import write_comparison
+    from strata.runs.compare import compare
+
     refuse_unused(asked, methods)
     out = Path(args.out)
+    config = RunConfig.of(**{**asked, "method": methods[0]})
     try:
-        rows = compare(
-            Request(**{**asked, "method": methods[0]}), methods, args.seeds, out, workers=args.workers,
-            timeout=timeout, checkpoint_every=args.checkpoint_every, progress=not args.quiet, ray=ray,
-        )  # fmt: skip
+        folders = compare(config, methods, args.seeds, out, progress=not args.quiet)
     except (RoundFailed, EngineFailed) as error:
         print(f"strata compare: {error}", file=sys.stderr)
         return 1
+    rows = write_comparison(folders, out)
     if args.json:
         print(json.dumps([row.to_json() for row in rows], indent=2))
     else:
@@ -71,16 +74,21 @@ def show(rows: Sequence[Row], out: Path) -> None:
     from rich.markup import escape
     from rich.table import Table
 
+    from strata.results.statistics import show_percent
+
     table = Table(title=f"accuracy, mean ± std over {len(rows[0].accuracies)} seed(s)")
     for name in ("method", "accuracy", "largest device", "upload", "download", "TFLOP", "seconds"):
         table.add_column(name, justify="left" if name == "method" else "right")
     for row in rows:
-        spread = "" if row.std is None else f" ± {100 * row.std:.2f}"
         table.add_row(
-            row.method, f"{100 * row.mean:.2f}{spread} %", show_bytes(row.peak_bytes),
-            show_bytes(round(row.upload_bytes)), show_bytes(round(row.download_bytes)),
-            f"{row.train_flops / 1e12:.3g}", f"{row.seconds:.1f}",
-        )  # fmt: skip
+            row.method,
+            f"{show_percent(row.mean, row.std)} %",
+            show_bytes(row.peak_bytes),
+            show_bytes(round(row.upload_bytes)),
+            show_bytes(round(row.download_bytes)),
+            f"{row.train_flops / 1e12:.3g}",
+            f"{row.seconds:.1f}",
+        )
     console = Console()
     console.print(table)
     console.print(escape(f"picture: {out / 'accuracy.png'} and {out / 'accuracy.svg'}"), soft_wrap=True)

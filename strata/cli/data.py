@@ -136,7 +136,7 @@ def show_data(args: argparse.Namespace) -> None:
 
     data = load(args.data, args.dir)
     partition = parse_partition(args.partition, data, args.devices, args.seed)
-    counts = holdings(partition, data.train.labels, data.classes, limit=_SHOWN)
+    counts = holdings(partition, data.train.targets, data.classes, limit=_SHOWN)
     title = f"{args.data}, {args.partition}, {args.devices} devices, seed {args.seed}"
     if args.picture:
         picture(counts, args.picture, title, data.class_names)

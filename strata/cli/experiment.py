@@ -11,11 +11,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from strata.cli.arguments import at_least_one, parse_ratio, split_list
 from strata.core.errors import BadInput
+from strata.core.flags import split_list
+from strata.core.sizes import at_least_one, parse_ratio
 
 if TYPE_CHECKING:
-    from strata.experiments import Experiment, Results, Run
+    from strata.experiments import Experiment, PlannedRun, Results
     from strata.experiments.estimates import Estimate
 
     Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]
@@ -32,27 +33,32 @@ DEFAULT_OUT = "runs/experiments"
 
 def add_parser(subparsers: Subparsers) -> None:
     parser = subparsers.add_parser(
-        "experiment", help="a table or figure of the paper, beside the published numbers",
+        "experiment",
+        help="a table or figure of the paper, beside the published numbers",
         description="Train the runs of a table or figure of the paper and show them beside the published numbers. The "
         "same command again keeps finished runs and resumes unfinished ones; experiments with the same --out share "
         "the runs they have in common.",
-        epilog=EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter,
-    )  # fmt: skip
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument("name", metavar="NAME", help="`list` shows them all")
     which = parser.add_argument_group("which runs")
     which.add_argument(
-        "--only", action="append", metavar="PATTERN",
+        "--only",
+        action="append",
+        metavar="PATTERN",
         help="only runs whose name (data/model/distribution/constraint/method, see --dry-run) contains this, or "
         "matches it where it has * or ?; several, or a comma list: any of them",
-    )  # fmt: skip
+    )
     which.add_argument(
         "--seeds", metavar="N", help="runs of each, seeds 0 to N-1 (default 3; with --render all there are)"
     )
     which.add_argument(
-        "--scale", metavar="S",
+        "--scale",
+        metavar="S",
         help="share of the paper's rounds, the learning rate's curve and the steps compressed to fit (default 1; with "
         "--render every length there is, each by itself)",
-    )  # fmt: skip
+    )
     which.add_argument("--evaluations", default="100", metavar="N", help="of each run, evenly spread (default 100)")
     how = parser.add_argument_group("how")
     how.add_argument("--data-dir", metavar="DIR", help="where the data sets are (default as in `strata data`)")
@@ -102,7 +108,7 @@ def run(args: argparse.Namespace) -> int:
     return 1 if failed else 0
 
 
-def select(runs: Sequence[Run], patterns: Sequence[str]) -> list[Run]:
+def select(runs: Sequence[PlannedRun], patterns: Sequence[str]) -> list[PlannedRun]:
     """Those that any pattern fits; all without patterns."""
     if not patterns:
         return list(runs)
@@ -152,20 +158,24 @@ def _cores_used(args: argparse.Namespace, jobs: int, runs: int) -> int:
     return max(1, min(default_workers(), min(jobs, runs) * max(1, _workers(args, jobs))))
 
 
-def _dry_run(chosen: Experiment, runs: Sequence[Run], args: argparse.Namespace) -> int:
+def _dry_run(chosen: Experiment, runs: Sequence[PlannedRun], args: argparse.Namespace) -> int:
     from strata.experiments.estimates import Estimator
     from strata.runs.progress import duration
-    from strata.runs.request import jsonable
 
     jobs = at_least_one(args.jobs, "--jobs")
     estimator = Estimator(calibrate=not args.no_calibration)
     cores = _cores_used(args, jobs, len(runs))
     if args.json:
         values = [
-            {"name": run.name, "request": jsonable(run.request), "train_flops": estimate.train_flops,
-             "evaluation_flops": estimate.forward_flops, "core_seconds": estimate.seconds}
+            {
+                "name": run.name,
+                "request": run.request.to_json(),
+                "train_flops": estimate.train_flops,
+                "evaluation_flops": estimate.forward_flops,
+                "core_seconds": estimate.seconds,
+            }
             for run, estimate in ((run, estimator.of(run)) for run in runs)
-        ]  # fmt: skip
+        ]
         print(json.dumps({"experiment": chosen.name, "cores": cores, "runs": values}, indent=2))
         return 0
     print(f"{chosen.name}: {chosen.title}")
@@ -192,7 +202,7 @@ def _total(estimates: Sequence[Estimate], runs: int, cores: int) -> str:
     return f"{work}, about {duration(sum(seconds) / cores)} on {cores} cores (h:mm:ss, at the speed just measured)"
 
 
-def _carry_out(runs: Sequence[Run], root: Path, jobs: int, every: int, args: argparse.Namespace) -> int:
+def _carry_out(runs: Sequence[PlannedRun], root: Path, jobs: int, every: int, args: argparse.Namespace) -> int:
     """The number of runs that failed."""
     from strata.experiments.estimates import Estimator
     from strata.experiments.progress import Overview

@@ -6,34 +6,19 @@ import argparse
 import json
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
-from strata.cli.arguments import parse_bytes, split_list
+from strata.cli.run import add_output_arguments
 from strata.core.errors import BadInput
+from strata.core.flags import add_flags, given, split_list
 from strata.core.paths import expanded
+from strata.core.sizes import parse_bytes
+from strata.runs.config import RunConfig
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from strata.fleet.server.control import Access
 
     Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]
-
-# Of `strata run`: what belongs to a simulated fleet, or to the machine that simulates it, and what stands in its place.
-NOT_HERE = {
-    "--devices": "the fleet is the devices that connect",
-    "--partition": "each device has its own data (`strata fleet device --data`)",
-    "--dropout": "it is simulated, and these devices are real",
-    "--stragglers": "it is simulated, and these devices are real",
-    "--exact": "every device trains on its own already",
-    "--kernels": "they are for simulated devices",
-    "--device": "devices train where they are",
-    "--engine": "it is the devices",
-    "--ray-address": "no Ray is used",
-    "--ray-gpus": "no Ray is used",
-    "--task-timeout": "use --deadline",
-    "--checkpoint-every": "a fleet's run is saved after every round",
-}
 
 
 def add_parser(subparsers: Subparsers) -> None:
@@ -129,21 +114,16 @@ def _add_device(commands: Subparsers) -> None:
 
 
 def _add_run(commands: Subparsers) -> None:
-    from strata.cli.run import add_run_arguments
-
     parser = _sub(
-        commands, "run", "train on the fleet that is connected to a server",
+        commands,
+        "run",
+        "train on the fleet that is connected to a server",
         "  strata fleet run --keys keys --model resnet20 --method slt --rounds 100 --per-round 3 --out /srv/runs/a\n"
         "  strata fleet run --keys keys --out /srv/runs/a --resume",
-        conflict_handler="resolve",
-    )  # fmt: skip
-    add_run_arguments(parser)
-    for option, reason in NOT_HERE.items():
-        parser.add_argument(option, action=_NotHere, const=reason, help=argparse.SUPPRESS)
+    )
+    add_flags(parser, RunConfig, without=("deadline", "workers"), fleet=True)
     group = parser.add_argument_group("this run")
     _add_server_access(group)
-    group.add_argument("--method", metavar="NAME", help="see `strata methods` (default slt)")
-    group.add_argument("--seed", type=int, metavar="N", help="everything random follows from it (default 0)")
     group.add_argument(
         "--out", metavar="DIR", help="the run folder, on the server: new, or with --resume one to continue"
     )
@@ -151,15 +131,29 @@ def _add_run(commands: Subparsers) -> None:
     group.add_argument("--wait-for", type=int, metavar="N", help="devices to wait for at first (default 1)")
     group.add_argument("--wait", type=float, metavar="S", help="at most so many seconds (default 600)")
     group.add_argument(
-        "--deadline", dest="answer_deadline", type=float, metavar="S",
+        "--deadline",
+        dest="answer_deadline",
+        type=float,
+        metavar="S",
         help="for a device's answer, in seconds (default 3600)",
-    )  # fmt: skip
-    group.add_argument("--evaluation", choices=("server", "devices"),
-                       help="on the server's test data (default) or on what devices hold out")  # fmt: skip
+    )
+    group.add_argument(
+        "--evaluation",
+        choices=("server", "devices"),
+        help="on the server's test data (default) or on what devices hold out",
+    )
     group.add_argument(
         "--levels", type=int, metavar="N", help="at most so many memory levels of the devices' budgets (default 4)"
     )
-    group.add_argument("--workers", type=int, default=0, metavar="N", help="of the server, for evaluation (default 0)")
+    group.add_argument(
+        "--workers",
+        dest="server_workers",
+        type=int,
+        default=0,
+        metavar="N",
+        help="of the server, for evaluation (default 0)",
+    )
+    add_output_arguments(group)
     parser.set_defaults(func=run)
 
 
@@ -178,18 +172,6 @@ def _add_server_access(parser: Any) -> None:
 def _add_security(parser: Any, keys: str) -> None:
     parser.add_argument("--keys", metavar="DIR", type=Path, help=keys)
     parser.add_argument("--insecure", action="store_true", help="plain text, without keys; on this machine only")
-
-
-class _NotHere(argparse.Action):
-    """An option of `strata run` that means nothing here says so."""
-
-    def __init__(self, option_strings: Sequence[str], dest: str, const: str, **rest: Any) -> None:
-        super().__init__(option_strings, dest, nargs="?", const=const, default=None, help=rest.get("help"))
-
-    def __call__(
-        self, parser: argparse.ArgumentParser, namespace: Any, values: Any, option: str | None = None
-    ) -> NoReturn:
-        parser.exit(2, f"strata fleet run: {option} is not for real fleets: {self.const}\n")
 
 
 # --- what the commands do --------------------------------------------------------------------------------
@@ -266,7 +248,7 @@ def run(args: argparse.Namespace) -> int:
     if args.out is None:
         raise BadInput("give --out DIR, the run folder on the server")
     access = _access(args)
-    settings = run_settings(args, access.address.loopback)
+    settings = run_settings(given(args, RunConfig), args, access.address.loopback)
     ending = submit(settings, access, show=(lambda _: None) if args.quiet else _show, say=say)
     return close(ending, settings, args.json, access.address.loopback)
 

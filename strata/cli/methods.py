@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import argparse
 import json
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from strata.methods.card import Card
+
     Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]
 
 
@@ -22,12 +24,18 @@ def add_parser(subparsers: Subparsers) -> None:
 def run(args: argparse.Namespace) -> None:
     from strata.methods import METHODS  # torch: only once it is needed
 
+    cards = [method.card for method in METHODS.values()]
     if args.json:
-        keys = ("name", "trains", "evaluates", "levels", "paper", "options")
-        print(json.dumps([{key: getattr(entry, key) for key in keys} for entry in METHODS.values()], indent=2))
+        print(json.dumps([to_json(card) for card in cards], indent=2))
         return
-    for entry in METHODS.values():
-        print(f"{entry.name}\n  a device trains  {entry.trains}\n  evaluated        {entry.evaluates}")
-        print(f"  several levels   {entry.levels}\n  paper            {entry.paper}")
-        if entry.options:
-            print(f"  options          {', '.join(entry.options)}")
+    for card in cards:
+        print(f"{card.name}\n  a device trains  {card.trains}\n  evaluated        {card.evaluates}")
+        print(f"  several levels   {card.levels}\n  paper            {card.paper}")
+        if card.options:
+            print(f"  options          {', '.join(card.options)}")
+    print("your own\n  --method package.module:Class   (docs/adding-a-method.md)")
+
+
+def to_json(card: Card) -> dict[str, Any]:
+    keys = ("name", "trains", "evaluates", "levels", "paper", "label", "colour")
+    return {**{key: getattr(card, key) for key in keys}, "options": list(card.options)}

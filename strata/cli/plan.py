@@ -8,20 +8,11 @@ import re
 import sys
 from typing import TYPE_CHECKING, Any
 
-from strata.cli.arguments import (
-    add_budget_arguments,
-    add_model_arguments,
-    at_least_one,
-    budgets_of,
-    constraints_of,
-    input_shape_of,
-    model_of,
-    parse_ratio,
-    show_bytes,
-)
 from strata.core.errors import BadInput
-from strata.planning import SCHEDULES, PlanInfeasible
-from strata.planning.schedules import DEFAULT_PATIENCE
+from strata.core.flags import add_flags, given
+from strata.core.sizes import at_least_one, parse_shape, show_bytes
+from strata.planning import PlanInfeasible
+from strata.runs.config import RunConfig, refuse_without_needed
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -36,60 +27,65 @@ EXAMPLES = """examples:
   strata plan --model mypkg.nets:make_net --input 3x224x224 --budget 512MiB --json
   strata plan --model resnet44 --classes 200 --input 3x64x64 --budget 200MiB --verify --hard-cap
 """
+# Of a run's settings, those that a plan looks at, by the keyword of `strata.plan`.
+PLANNED = {
+    "batch": "batch_size",
+    "micro_batch": "micro_batch",
+    "activation_checkpointing": "activation_checkpointing",
+    "proximal": "proximal",
+    "constraints": "constraint",
+    "budgets": "budget",
+    "rounds": "rounds",
+    "accounting": "accounting",
+    "schedule": "schedule",
+    "patience": "patience",
+    "head_fraction": "head_fraction",
+}
 
 
 def add_parser(subparsers: Subparsers) -> None:
     parser = subparsers.add_parser(
-        "plan", help="which layers train in which rounds, within a memory budget",
+        "plan",
+        help="which layers train in which rounds, within a memory budget",
         description="Lay out the steps of Successive Layer Training for a model and a memory budget per device.",
-        epilog=EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter,
-    )  # fmt: skip
-    add_model_arguments(parser)
-    add_budget_arguments(parser)
-    add_schedule_arguments(parser)
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add_flags(parser, RunConfig, only=("model", *PLANNED))
+    group = parser.add_argument_group("what the model takes and gives")
+    group.add_argument("--classes", metavar="N", help="number of classes (default 10, or what the callable chooses)")
+    group.add_argument("--input", default="3x32x32", metavar="CxHxW", help="input shape, no batch (default 3x32x32)")
     output = parser.add_argument_group("output")
     output.add_argument("--json", action="store_true", help="the plan as JSON on stdout")
     output.add_argument("--picture", metavar="FILE", help="draw layers over rounds, and memory: a .png, .svg or .pdf")
     output.add_argument("--verify", action="store_true", help="really train a step of every configuration; measure it")
     output.add_argument(
-        "--hard-cap", action="store_true",
+        "--hard-cap",
+        action="store_true",
         help="verify under a kernel limit: every configuration has to live, the whole model to die",
-    )  # fmt: skip
-    parser.set_defaults(func=run)
-
-
-def add_schedule_arguments(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("rounds")
-    group.add_argument("--rounds", default="500", metavar="N", help="rounds of training (default 500)")
-    group.add_argument(
-        "--schedule", default="cumulative", choices=SCHEDULES, help="rounds per step (default cumulative)"
     )
-    group.add_argument(
-        "--patience", metavar="N",
-        help=f"early-stopping: rounds without better accuracy before the next step (default {DEFAULT_PATIENCE})",
-    )  # fmt: skip
-    group.add_argument(
-        "--head-fraction", default="1", metavar="F",
-        help="ablation: use this share of each head width and freeze fewer layers instead (default 1)",
-    )  # fmt: skip
+    parser.set_defaults(func=run)
 
 
 def run(args: argparse.Namespace) -> int:
     settings = plan_settings(args)
-    shape = input_shape_of(args)
+    name = args.model or RunConfig.described()["model"].default
+    shape = parse_shape(args.input)
+    classes = None if args.classes is None else at_least_one(args.classes, "--classes")
     picture_format(args.picture)
 
     from strata.graph import ChannelGraph  # torch: only once everything above has been read
+    from strata.models.loading import load_model
     from strata.planning.make import plan
     from strata.planning.runtime import runtime_bytes, start_measuring, stop_measuring
 
-    model = model_of(args)
+    model = load_model(name, classes, shape)
     runtime = None if args.json else start_measuring()  # in the background, while the plan is made
     try:
         graph = ChannelGraph(model, input_shape=shape)
-        if args.classes is not None and graph.classes != int(args.classes):
-            raise BadInput(f"--classes is {args.classes}, but {args.model} has {graph.classes} outputs")
-        found = plan(graph, name=args.model, **settings)
+        if classes is not None and graph.classes != classes:
+            raise BadInput(f"--classes is {classes}, but {name} has {graph.classes} outputs")
+        found = plan(graph, name=name, **settings)
         if runtime is not None:
             show(found, runtime_bytes(runtime))
     except PlanInfeasible as error:
@@ -109,7 +105,7 @@ def run(args: argparse.Namespace) -> int:
     if args.verify or args.hard_cap:
         from strata.planning.verify import verify
 
-        trials = verify(found, args.model, None if args.classes is None else int(args.classes), args.hard_cap)
+        trials = verify(found, name, classes, args.hard_cap)
         seen = list(trials) if args.json else show_trials(found, trials, args.hard_cap)
         true = all(trial.holds for trial in seen)
         answer["verification"] = [trial.to_json() for trial in seen]
@@ -120,22 +116,11 @@ def run(args: argparse.Namespace) -> int:
 
 def plan_settings(args: argparse.Namespace) -> dict[str, Any]:
     """The keyword arguments of `strata.plan` that the options mean, checked."""
-    constraints, budgets = constraints_of(args), budgets_of(args)
-    if bool(constraints) == bool(budgets):
+    asked = given(argparse.Namespace(**{key: getattr(args, key) for key in PLANNED}), RunConfig)
+    if ("constraints" in asked) == ("budgets" in asked):
         raise BadInput("give either --constraint, such as 0.25, or --budget, such as 24MiB")
-    if args.patience is not None and args.schedule != "early-stopping":
-        raise BadInput("--patience is for --schedule early-stopping: give that too, or leave it out")
-    return {
-        "batch_size": at_least_one(args.batch, "--batch"),
-        "micro_batch": args.micro_batch,
-        "constraint": constraints or None,
-        "budget": budgets or None,
-        "rounds": at_least_one(args.rounds, "--rounds"),
-        "accounting": args.accounting,
-        "schedule": args.schedule,
-        "patience": DEFAULT_PATIENCE if args.patience is None else at_least_one(args.patience, "--patience"),
-        "head_fraction": parse_ratio(args.head_fraction, "--head-fraction"),
-    }
+    refuse_without_needed(asked, RunConfig.described())
+    return {PLANNED[key]: value for key, value in asked.items()}
 
 
 def picture_format(path: str | None) -> None:

@@ -15,12 +15,14 @@ EXAMPLE = "example: strata report runs/cmp --out report"
 
 def add_parser(subparsers: Subparsers) -> None:
     parser = subparsers.add_parser(
-        "report", help="make a page, tables and figures of runs",
+        "report",
+        help="make a page, tables and figures of runs",
         description="One HTML page that works offline (index.html), tables (CSV, Markdown, LaTeX) and figures (PNG, "
         "SVG) of finished or unfinished runs. Runs that differ only in their seed are shown as mean ± standard "
         "deviation. The same command again brings the report up to date.",
-        epilog=EXAMPLE, formatter_class=argparse.RawDescriptionHelpFormatter,
-    )  # fmt: skip
+        epilog=EXAMPLE,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument("runs", nargs="+", metavar="RUNS", help="run folders, or folders that hold some")
     parser.add_argument(
         "--out", default="report", metavar="DIR", help="a new folder, or an earlier report (default report)"
@@ -39,13 +41,14 @@ def run(args: argparse.Namespace) -> int:
     table = tables.summary(made)
     page = Path(args.out) / "index.html"
     if args.json:
-        rows = [dict(zip(table.head, row, strict=True)) for row in table.rows]
+        rows = [dict(zip(table.header, row, strict=True)) for row in table.rows]
         print(json.dumps({"page": str(page), "summary": rows}, indent=2, allow_nan=False))
         return 0
     for problem in made["problems"]:
         print(problem)
     runs = sum(len(group["runs"]) for group in made["groups"])
-    said = (f"{page}: {runs} run{'s' if runs > 1 else ''}, tables in {page.parent / 'tables'}"
-            + ("" if args.no_figures else f", figures in {page.parent / 'figures'}"))  # fmt: skip
+    said = f"{page}: {runs} run{'s' if runs > 1 else ''}, tables in {page.parent / 'tables'}"
+    if not args.no_figures:
+        said += f", figures in {page.parent / 'figures'}"
     print(clean(said))  # a folder's name need not be UTF-8
     return 0

@@ -1,4 +1,5 @@
-"""The two ways a command ends without a result: the user asked for something impossible to read, or to fit."""
+"""The two ways a command ends without a result (the user asked for something impossible to read, or to fit), and an
+error of anybody else's in one line."""
 
 from __future__ import annotations
 
@@ -9,3 +10,13 @@ class BadInput(Exception):
 
 class Infeasible(Exception):
     """No configuration fits the budget. Exit code 3."""
+
+
+def one_line(error: object, limit: int = 500, kind: bool = False) -> str:
+    """What an error, or another program, says: on one line, cut at `limit`. `kind`: after the name of its class, as in
+    `ValueError: what it says`. Without words the name is all there is."""
+    said = " ".join(str(error).split())
+    name = type(error).__name__
+    if not said:
+        return name
+    return f"{name}: {said}"[:limit] if kind else said[:limit]

@@ -1,10 +1,10 @@
-"""Files that are whole or not there: written beside their place, flushed to disk, then renamed."""
+"""Files that are whole or not there (written beside their place, flushed to disk, then renamed), that nobody else can
+read, or that one process has for itself. No torch here: a fleet's devices use this before they load it."""
 
 from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import json
 import os
 from collections.abc import Iterator
@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from strata.core.errors import BadInput
+from strata.core.paths import writing_to
 
 
 class StorageFailed(BadInput):
@@ -90,23 +91,59 @@ def read_object(path: Path) -> dict[str, Any]:
     return value
 
 
+def write_new(path: Path, content: bytes, mode: int = 0o600) -> None:
+    """Never over a file that is there, and never readable by others for a moment."""
+    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
+        os.fchmod(file.fileno(), mode)  # whatever the umask says
+        file.write(content)
+
+
+def take_lock(descriptor: int, wait: bool = False) -> bool:
+    """Of an open file; it goes with the descriptor, so the system drops it when its process is killed. False: another
+    process has it."""
+    try:
+        import fcntl
+    except ImportError:  # no such locks on this system
+        return True
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+@contextlib.contextmanager
+def locked(path: Path, otherwise: str | None = None) -> Iterator[None]:
+    """One process at a time by this file: the next waits, or is refused with the sentence `otherwise`."""
+    with writing_to(path.parent):
+        file = path.open("w")
+    with file:
+        if not take_lock(file.fileno(), wait=otherwise is None):
+            raise BadInput(otherwise)
+        yield
+
+
 class Lock:
-    """One run per folder. The lock belongs to the process, so the system drops it when that is killed."""
+    """One run per folder. The file says which process has it."""
 
     def __init__(self, folder: Path) -> None:
         path = folder / ".lock"
         with said_plainly(folder):
             self._fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
-        try:
-            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
+        if not self._take():
             owner = os.pread(self._fd, 32, 0).decode(errors="replace").strip()
             os.close(self._fd)
             who = f" (process {owner})" if owner else ""
-            raise BadInput(f"{folder} is in use by another run{who}: wait for it or choose another folder") from None
+            raise BadInput(f"{folder} is in use by another run{who}: wait for it or choose another folder")
         with said_plainly(path):
             os.ftruncate(self._fd, 0)
             os.pwrite(self._fd, f"{os.getpid()}\n".encode(), 0)
+
+    def _take(self) -> bool:
+        try:
+            return take_lock(self._fd)
+        except OSError:  # a file system without locks
+            return False
 
     def release(self) -> None:
         if self._fd >= 0:

@@ -15,8 +15,8 @@ from strata.data.files import default_root, reading
 from strata.data.folders import find_tinyimagenet, load_folder, load_tinyimagenet
 from strata.data.idx import find_fashion, find_mnist, load_fashion, load_mnist
 from strata.data.imagenet64 import find_imagenet64, load_imagenet64
-from strata.data.images import FederatedData
 from strata.data.leaf import find_femnist, load_femnist
+from strata.data.samples import FederatedData
 
 
 @dataclass(frozen=True)

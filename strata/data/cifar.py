@@ -17,7 +17,8 @@ import torch
 
 from strata.core.errors import BadInput
 from strata.data.files import read_bytes
-from strata.data.images import FederatedData, ImageSet
+from strata.data.images import ImageSet
+from strata.data.samples import FederatedData
 
 # what Python 2 wrote, in protocol 0 (batches.meta) and protocol 2 (the batches)
 _OPCODES = frozenset(

@@ -7,7 +7,8 @@ from importlib.resources import files
 import numpy as np
 import torch
 
-from strata.data.images import FederatedData, ImageSet, channel_statistics, grey_to_rgb, resize_bilinear
+from strata.data.images import ImageSet, channel_statistics, grey_to_rgb, resize_bilinear
+from strata.data.samples import FederatedData
 
 TRAIN = 1500  # of 1797; 15 for each of 100 devices. The rest, at the end, is by other writers
 

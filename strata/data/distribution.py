@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 from torch import Tensor
 
-from strata.core.errors import BadInput
+from strata.core import pictures
 from strata.data.partitions import Partition
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 
 def holdings(partition: Partition, labels: Tensor | np.ndarray, classes: int, limit: int | None = None) -> np.ndarray:
@@ -41,23 +45,23 @@ def table(counts: np.ndarray, names: Sequence[str] = (), widest: int = 16) -> st
 
 
 def picture(counts: np.ndarray, path: str | Path, title: str = "", names: Sequence[str] = ()) -> None:
-    """A dot per device and class, its area the number of samples. The ending of `path` decides the format."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
+    """The ending of `path` decides the format."""
     devices, classes = counts.shape
-    figure = Figure(figsize=(min(14.0, 2.5 + 0.22 * devices), min(12.0, 2.0 + 0.28 * classes)), layout="constrained")
-    FigureCanvasAgg(figure)
-    axes = figure.add_subplot()
-    who, what = np.nonzero(counts)
-    step = min(220.0, 9000.0 / max(devices, classes))  # largest dot, in square points: smaller where it gets crowded
-    axes.scatter(who, what, s=step * counts[who, what] / max(1, counts.max(initial=1)), color="#2a6f97", linewidths=0)
-    axes.set(xlabel="device", ylabel="class", title=title, xlim=(-0.7, devices - 0.3), ylim=(-0.7, classes - 0.3))
+    with pictures.style():
+        figure, axes = pictures.blank(min(14.0, 2.5 + 0.22 * devices), min(12.0, 2.0 + 0.28 * classes))
+        draw(axes, counts, names)
+        axes.set(title=title)
+        pictures.save(figure, path)
+
+
+def draw(axes: Axes, counts: np.ndarray, names: Sequence[str] = (), largest: float = 220.0) -> None:
+    """A dot per device and class, its area the number of samples; the largest in square points."""
+    devices, classes = counts.shape
+    device, label = np.nonzero(counts)
+    area = min(largest, 40 * largest / max(devices, classes))  # smaller where it gets crowded
+    shares = counts[device, label] / max(1, counts.max(initial=1))
+    axes.scatter(device, label, s=area * shares, color=pictures.DOTS, linewidths=0)
+    axes.set(xlabel="device", ylabel="class", xlim=(-0.7, devices - 0.3), ylim=(-0.7, classes - 0.3))
     axes.locator_params(axis="both", integer=True)
     if classes <= 30:
         axes.set_yticks(range(classes), list(names) if len(names) == classes else [str(c) for c in range(classes)])
-    axes.grid(alpha=0.2)
-    try:
-        figure.savefig(path, dpi=150)
-    except (OSError, ValueError) as error:
-        raise BadInput(f"the picture cannot be written to {path}: {error}") from error

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import IO
 
 from strata.core.errors import BadInput
+from strata.core.files import take_lock
 
 CHUNK = 1 << 20
 Progress = Callable[[int, int | None], None]  # bytes so far, bytes in all where known
@@ -98,15 +99,8 @@ def fetch(
 def _locked(part: Path) -> Iterator[None]:
     """One download per file: two would write into the same part."""
     with part.open("ab") as file:
-        try:
-            import fcntl
-        except ImportError:  # no such locks on this system
-            yield
-            return
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise BadInput(f"{part} is being downloaded by another process; wait for that one") from None
+        if not take_lock(file.fileno()):
+            raise BadInput(f"{part} is being downloaded by another process; wait for that one")
         try:
             yield
         finally:

@@ -12,7 +12,8 @@ import torch
 
 from strata.core.errors import BadInput
 from strata.data.files import Allocate, Arrays, decoded_once, fingerprint
-from strata.data.images import FederatedData, ImageSet, channel_statistics
+from strata.data.images import ImageSet, channel_statistics
+from strata.data.samples import FederatedData
 
 ENDINGS = frozenset({".jpeg", ".jpg", ".png", ".bmp", ".gif", ".webp", ".ppm", ".pgm", ".tif", ".tiff"})
 Listing = list[tuple[Path, int]]  # picture, class
@@ -63,7 +64,7 @@ def load_folder(root: Path, size: int | None = None, seed: int = 0) -> Federated
         train, test = _hold_out_tenth(train, len(names), seed)
     if size is None:
         size = _common_size(path for path, _ in (*train, *test))
-    return _load(root, "folder", train, test, size, tuple(names), "tinyimagenet", None)
+    return _load(root, "folder", train, test, size, tuple(names), "pictures", None)
 
 
 def _hold_out_tenth(listing: Listing, classes: int, seed: int) -> tuple[Listing, Listing]:

@@ -12,7 +12,8 @@ import torch
 
 from strata.core.errors import BadInput
 from strata.data.files import first_existing
-from strata.data.images import FederatedData, ImageSet, grey_to_rgb, resize_bilinear
+from strata.data.images import ImageSet, grey_to_rgb, resize_bilinear
+from strata.data.samples import FederatedData
 
 _FASHION = ("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot")
 

@@ -11,7 +11,8 @@ import torch
 
 from strata.core.errors import BadInput
 from strata.data.files import Allocate, Arrays, decoded_once, fingerprint, first_existing
-from strata.data.images import FederatedData, ImageSet
+from strata.data.images import ImageSet
+from strata.data.samples import FederatedData
 
 # the zips hold the files bare; unzip tools like to add a folder named after the zip
 _FOLDERS = (".", *(f"Imagenet64_train_part{part}{ending}" for part in (1, 2) for ending in ("_npz", "")))
@@ -67,7 +68,7 @@ def load_imagenet64(folder: Path) -> FederatedData:
         for part in ("train", "test")
     )
     return FederatedData(
-        images, test, name="imagenet64", classes=CLASSES, augmentation="tinyimagenet",
+        images, test, name="imagenet64", classes=CLASSES, augmentation="imagenet64",
     )  # fmt: skip
 
 

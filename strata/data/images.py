@@ -1,42 +1,42 @@
-"""Images and labels in memory: uint8 until the batch. A data set is a pair of these, plus who wrote which sample."""
+"""Images and labels in memory: uint8 until the batch."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import Dataset
 
 from strata.core.errors import BadInput
+from strata.data.samples import Samples, is_images
 
 
-@dataclass(frozen=True)
-class ImageSet:
+class ImageSet(Samples):
     """images: uint8 [N, C, H, W] (grey images are one channel expanded to three, without copies); labels: int64 [N]."""
 
-    images: Tensor
-    labels: Tensor
-    mean: tuple[float, ...] = ()
-    std: tuple[float, ...] = ()
-
-    def __post_init__(self) -> None:
-        if self.images.dtype != torch.uint8 or self.images.dim() != 4:
+    def __init__(
+        self, images: Tensor, labels: Tensor, mean: tuple[float, ...] = (), std: tuple[float, ...] = ()
+    ) -> None:
+        if not is_images(images):
             raise BadInput(
-                f"images are {self.images.dtype} of shape {tuple(self.images.shape)}; they should be uint8 [N, C, H, W]"
+                f"images are {images.dtype} of shape {tuple(images.shape)}; they should be uint8 [N, C, H, W]"
             )
-        if self.labels.dtype != torch.int64 or self.labels.dim() != 1:
-            raise BadInput(f"labels are {self.labels.dtype} of shape {tuple(self.labels.shape)}; should be int64 [N]")
-        if len(self.images) != len(self.labels):
-            raise BadInput(f"{len(self.images)} images but {len(self.labels)} labels; there should be one for each")
-        if len(self.mean) != len(self.std) or len(self.mean) not in (0, self.images.shape[1]):
-            raise BadInput(f"mean and std should have a value for each of the {self.images.shape[1]} channels, or none")
+        if labels.dtype != torch.int64 or labels.dim() != 1:
+            raise BadInput(f"labels are {labels.dtype} of shape {tuple(labels.shape)}; should be int64 [N]")
+        if len(images) != len(labels):
+            raise BadInput(f"{len(images)} images but {len(labels)} labels; there should be one for each")
+        if len(mean) != len(std) or len(mean) not in (0, images.shape[1]):
+            raise BadInput(f"mean and std should have a value for each of the {images.shape[1]} channels, or none")
+        super().__init__({"x": images}, labels, mean, std)
 
-    def __len__(self) -> int:
-        return len(self.labels)
+    @property
+    def images(self) -> Tensor:
+        return self.inputs["x"]
+
+    @property
+    def labels(self) -> Tensor:
+        return self.targets
 
     @property
     def shape(self) -> tuple[int, int, int]:
@@ -46,43 +46,8 @@ class ImageSet:
     def normalise(self, images: Tensor) -> Tensor:
         return normalise(images, self.mean, self.std)
 
-    def subset(self, indices: np.ndarray | Tensor | Sequence[int]) -> ImageSet:
-        index = torch.as_tensor(np.asarray(indices, dtype=np.int64))
-        if self.images.stride(1) == 0:  # grey: take one channel and expand again, a third of the bytes
-            images = self.images[:, :1][index].expand(-1, self.images.shape[1], -1, -1)
-        else:
-            images = self.images[index]
-        return replace(self, images=images, labels=self.labels[index])
-
-
-@dataclass(frozen=True)
-class FederatedData:
-    """What a run needs. `users`: sample indices (into train) per writer where the data has writers, else None."""
-
-    train: ImageSet
-    test: ImageSet
-    name: str
-    classes: int
-    users: list[np.ndarray] | None = None
-    augmentation: str = "none"  # what suits this data in training; a name for strata.data.augment
-    class_names: tuple[str, ...] = field(default=(), repr=False)
-
-    def __post_init__(self) -> None:
-        if self.train.shape != self.test.shape:
-            raise BadInput(f"{self.name}: training images are {self.train.shape} and test images {self.test.shape}")
-        for part, images in (("training", self.train), ("test", self.test)):
-            if len(images) == 0:
-                raise BadInput(f"{self.name}: there are no {part} images")
-            low, high = int(images.labels.min()), int(images.labels.max())
-            if low < 0 or high >= self.classes:
-                raise BadInput(
-                    f"{self.name}: {part} labels run from {low} to {high}; with {self.classes} classes they should be "
-                    f"within 0 to {self.classes - 1}"
-                )
-
-    @property
-    def input_shape(self) -> tuple[int, int, int]:
-        return self.train.shape
+    def _with(self, inputs: Mapping[str, Tensor], targets: Tensor) -> ImageSet:
+        return ImageSet(inputs["x"], targets, self.mean, self.std)
 
 
 def normalise(images: Tensor, mean: Sequence[float] = (), std: Sequence[float] = ()) -> Tensor:
@@ -148,92 +113,3 @@ def _taps(source: int, size: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     low = np.minimum(position // (2 * size), source - 1)
     weight = (position - low * 2 * size).astype(np.int32)
     return low, np.minimum(low + 1, source - 1), weight
-
-
-def wrap(
-    train: Dataset[Any],
-    test: Dataset[Any],
-    name: str = "custom",
-    classes: int | None = None,
-    augmentation: str = "none",
-    users: Sequence[Sequence[int] | np.ndarray] | None = None,
-) -> FederatedData:
-    """Any map-style Datasets of (image tensor [C, H, W], label): uint8, or floats within [0, 1]; kept as uint8.
-
-    Augmentation and normalisation belong to training, so give the data sets without random transforms.
-    """
-    from strata.data.partitions import from_indices
-
-    train_images, train_labels = _read(train, "training")
-    test_images, test_labels = _read(test, "test")
-    mean, std = channel_statistics(train_images)
-    seen = int(torch.cat([train_labels, test_labels]).max()) + 1
-    indices = None
-    if users is not None:
-        checked = from_indices(users, len(train_labels))
-        indices = [checked[device] for device in range(len(checked))]
-    return FederatedData(
-        train=ImageSet(train_images, train_labels, mean, std),
-        test=ImageSet(test_images, test_labels, mean, std),
-        name=name, classes=seen if classes is None else classes, users=indices, augmentation=augmentation,
-    )  # fmt: skip
-
-
-def _read(dataset: Dataset[Any], part: str) -> tuple[Tensor, Tensor]:
-    if not hasattr(dataset, "__len__"):
-        raise BadInput(f"the {part} data set has no length; give a map-style Dataset with __len__ and __getitem__")
-    count = len(dataset)
-    if count == 0:
-        raise BadInput(f"the {part} data set is empty")
-    images: Tensor | None = None
-    labels = torch.empty(count, dtype=torch.int64)
-    for index in range(count):
-        try:
-            image, label = dataset[index]
-        except (TypeError, ValueError) as error:
-            raise BadInput(f"sample {index} of the {part} data set is not a pair (image tensor, label)") from error
-        if not isinstance(image, Tensor) or image.dim() != 3:
-            raise BadInput(f"sample {index} of the {part} data set should be an image tensor [C, H, W]")
-        if images is None:
-            images = torch.empty((count, *image.shape), dtype=torch.uint8)
-        if image.shape != images.shape[1:]:
-            raise BadInput(
-                f"sample {index} of the {part} data set has shape {tuple(image.shape)}, the first one "
-                f"{tuple(images.shape[1:])}; all images should have one shape"
-            )
-        images[index] = _as_uint8(image, index, part)
-        labels[index] = int(label)
-    assert images is not None
-    return images, labels
-
-
-def _as_uint8(image: Tensor, index: int, part: str) -> Tensor:
-    if image.dtype == torch.uint8:
-        return image
-    if not image.is_floating_point():
-        raise BadInput(f"sample {index} of the {part} data set is {image.dtype}; images should be uint8 or float")
-    if not bool(((image >= 0) & (image <= 1)).all()):
-        raise BadInput(
-            f"sample {index} of the {part} data set has values outside [0, 1]; give images before normalisation "
-            "(uint8, or floats within [0, 1]), Strata normalises each batch"
-        )
-    return (image.double() * 255).round().to(torch.uint8)
-
-
-def hold_out(data: FederatedData, fraction: float, seed: int) -> tuple[FederatedData, ImageSet]:
-    """Take a random share of the training images away for validation: (the rest, the validation images)."""
-    count = round(fraction * len(data.train))
-    if not 0 < count < len(data.train):
-        raise BadInput(
-            f"a validation share of {fraction} takes {count} of {len(data.train)} training images; "
-            "it should leave at least one on either side, 0.05 for example"
-        )
-    order = np.random.default_rng([seed, 0x7A11]).permutation(len(data.train))
-    held, kept = np.sort(order[:count]), np.sort(order[count:])
-    users = None
-    if data.users is not None:
-        moved = np.full(len(data.train), -1, dtype=np.int64)
-        moved[kept] = np.arange(len(kept))
-        rest = [moved[user][moved[user] >= 0] for user in data.users]
-        users = [user for user in rest if len(user) > 0]
-    return replace(data, train=data.train.subset(kept), users=users), data.train.subset(held)

@@ -14,7 +14,8 @@ import torch
 
 from strata.core.errors import BadInput
 from strata.data.files import Allocate, Arrays, decoded_once, fingerprint
-from strata.data.images import FederatedData, ImageSet, grey_to_rgb, resize_bilinear
+from strata.data.images import ImageSet, grey_to_rgb, resize_bilinear
+from strata.data.samples import FederatedData
 
 CLASSES = 62  # 0-9, A-Z, a-z
 _NAMES = tuple("0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz")

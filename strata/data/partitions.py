@@ -7,15 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import numpy as np
 from torch import Tensor
 
 from strata.core.errors import BadInput
-
-if TYPE_CHECKING:
-    from strata.data.images import FederatedData
+from strata.data.samples import FederatedData, class_labels
 
 # one number per purpose, so that no two draws share a stream
 _IID, _DIRICHLET, _USERS, _SHARDS, _LAZY = 0x11D, 0xD1, 0x05E4, 0x54A4, 0x1A2
@@ -188,9 +186,11 @@ def parse_partition(text: str, data: FederatedData, devices: int, seed: int) -> 
     if kind == "iid" and not colon:
         return iid(n, devices, seed)
     if kind == "dirichlet":
-        return dirichlet(data.train.labels, devices, _number(text, value, float), seed)
+        return dirichlet(class_labels(data.train, "a Dirichlet partition"), devices, _number(text, value, float), seed)
     if kind == "shards":
-        return shards(data.train.labels, devices, int(_number(text, value, int)), seed)
+        return shards(
+            class_labels(data.train, "a partition into shards"), devices, int(_number(text, value, int)), seed
+        )
     if kind == "user" and not colon:
         if data.users is None:
             raise BadInput(f"{data.name} has no users; a partition by user needs femnist, or your own data with users")

@@ -19,9 +19,10 @@ from typing import Any
 
 import torch
 
-from strata.core.parents import die_with_parent
+from strata.core.errors import one_line
+from strata.core.processes import die_with_parent
 from strata.engines import wire
-from strata.engines.shared_memory import Block, Layout
+from strata.engines.shared_memory import BlockLayout, SharedBlock
 
 
 def main() -> None:
@@ -48,21 +49,21 @@ def main() -> None:
     gc.collect()
     gc.freeze()
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps workers; not before, programs may have children
-    state: Block | None = None
+    state: SharedBlock | None = None
     while True:
         try:
             data = pipe.recv_bytes()
         except (EOFError, OSError):
             return
-        new_layout: Layout | None = wire.load(data)
+        new_layout: BlockLayout | None = wire.load(data)
         _, fds, _, _ = socket.recv_fds(control, 1, 2)
         if new_layout is not None:
-            state = Block(new_layout, fds.pop(0))
+            state = SharedBlock(new_layout, fds.pop(0))
         assert state is not None
-        nursery = os.getpid()
+        own_pid = os.getpid()
         pid = os.fork()
         if pid == 0:
-            die_with_parent(nursery)
+            die_with_parent(own_pid)
             control.close()
             pipe.close()
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -76,7 +77,7 @@ def main() -> None:
         pipe.send_bytes(wire.dump(pid))
 
 
-def _received(pipe: Connection, control: socket.socket) -> tuple[dict[str, str] | None, list[Block], bytes]:
+def _received(pipe: Connection, control: socket.socket) -> tuple[dict[str, str] | None, list[SharedBlock], bytes]:
     """Where the user's script is, the program's large tensors, and the program."""
     main_module, layouts = wire.load(pipe.recv_bytes())
     blocks = []
@@ -84,7 +85,7 @@ def _received(pipe: Connection, control: socket.socket) -> tuple[dict[str, str] 
         _, fds, _, _ = socket.recv_fds(control, 1, 1)
         if not fds:
             raise EOFError
-        blocks.append(Block(layout, fds[0]))
+        blocks.append(SharedBlock(layout, fds[0]))
         blocks[-1].close()  # the memory stays mapped
     return main_module, blocks, pipe.recv_bytes()
 
@@ -97,7 +98,7 @@ def _travels(error: BaseException) -> bool:
     return isinstance(error, Exception)
 
 
-def work(program: Any, pipe: Connection, state: Block) -> None:
+def work(program: Any, pipe: Connection, state: SharedBlock) -> None:
     """One worker: jobs in, results out, until the server closes the pipe."""
     receiver = wire.Receiver()
     while True:
@@ -108,7 +109,7 @@ def work(program: Any, pipe: Connection, state: Block) -> None:
         try:
             answer = wire.dump((program(job, state.tensors), None, ""))
         except Exception as error:
-            answer = wire.dump((None, f"{type(error).__name__}: {error}", traceback.format_exc()))
+            answer = wire.dump((None, one_line(error, kind=True), traceback.format_exc()))
         try:
             pipe.send_bytes(answer)
         except ConnectionError:

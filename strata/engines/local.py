@@ -21,10 +21,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from strata.core.errors import BadInput
+from strata.core.errors import BadInput, one_line
+from strata.core.processes import parent_of
 from strata.engines import wire
 from strata.engines.base import EngineFailed, Outcome, Program, time_limit
-from strata.engines.shared_memory import Block, Layout
+from strata.engines.shared_memory import BlockLayout, SharedBlock
 
 IN_WORKER = "STRATA_WORKER"  # set in everything an engine starts
 
@@ -51,7 +52,7 @@ class InlineEngine:
             try:
                 yield Outcome(index, self.program(job, state))
             except Exception as error:
-                yield Outcome(index, None, f"{type(error).__name__}: {error}", traceback.format_exc())
+                yield Outcome(index, None, one_line(error, kind=True), traceback.format_exc())
             finally:
                 torch.set_num_threads(threads)
 
@@ -60,7 +61,7 @@ class InlineEngine:
 
 
 @dataclass
-class _Worker:
+class WorkerProcess:
     pid: int
     pipe: Connection
     sender: wire.Sender
@@ -69,7 +70,7 @@ class _Worker:
 
 
 class LocalEngine:
-    """Worker processes forked from one prepared process (see nursery.py).
+    """Worker processes forked from one prepared process (see fork_server.py).
 
     A worker that dies is replaced and its job tried once more. `timeout` (seconds of real time, off by default because
     results would then depend on the machine) ends a worker whose device hangs; see time_limit.
@@ -88,8 +89,8 @@ class LocalEngine:
             raise BadInput(f"workers must be at least 1, not {workers} (0 = no worker processes is InlineEngine)")
         self._main, self._program, self._data = _pickled(program)
         self._size, self._shared, self._retries, self._timeout = workers, shared, retries, timeout
-        self._workers: list[_Worker] = []
-        self._block: Block | None = None
+        self._workers: list[WorkerProcess] = []
+        self._block: SharedBlock | None = None
         self._process: subprocess.Popen[bytes] | None = None
         self._start()
 
@@ -155,18 +156,18 @@ class LocalEngine:
         for block in self._data:
             block.close()
 
-    def _patience(self, busy: list[_Worker]) -> float | None:
+    def _patience(self, busy: list[WorkerProcess]) -> float | None:
         first = min(worker.until for worker in busy)
         return None if first == math.inf else max(0.0, first - time.monotonic())
 
     def _publish(self, state: Mapping[str, Tensor]) -> None:
-        layout = Layout.of(state)
+        layout = BlockLayout.of(state)
         if self._block is None or self._block.layout != layout:
             for worker in list(self._workers):
                 self._remove(worker)
             if self._block is not None:
                 self._block.close()
-            self._block = Block(layout)
+            self._block = SharedBlock(layout)
             self._block_is_sent = False
         self._block.write(state)
 
@@ -193,14 +194,14 @@ class LocalEngine:
                 socket.send_fds(control, [b"."], [block.fd])
             pipe.send_bytes(self._program)
 
-    def _idle(self) -> _Worker:
+    def _idle(self) -> WorkerProcess:
         for worker in [one for one in self._workers if one.job is None]:
             if not worker.pipe.poll():
                 return worker
             self._remove(worker)  # an idle one has nothing to say: it has died, and no job is to blame
         try:
             worker = self._fork()
-        except (OSError, EOFError):  # the nursery was killed, and its workers with it: once more from the start
+        except (OSError, EOFError):  # the fork server was killed, and its workers with it: once more from the start
             assert self._process is not None
             self._process.kill()
             self._process.wait()
@@ -214,7 +215,7 @@ class LocalEngine:
         self._workers.append(worker)
         return worker
 
-    def _fork(self) -> _Worker:
+    def _fork(self) -> WorkerProcess:
         if not self._is_ready:
             failure = wire.load(self._pipe.recv_bytes())
             if failure is not None:
@@ -231,12 +232,12 @@ class LocalEngine:
             socket.send_fds(self._control, [b"."], fds)
         self._block_is_sent = True
         pid = wire.load(self._pipe.recv_bytes())
-        return _Worker(pid, Connection(ours.detach()), wire.Sender(self._shared))
+        return WorkerProcess(pid, Connection(ours.detach()), wire.Sender(self._shared))
 
-    def _remove(self, worker: _Worker) -> None:
+    def _remove(self, worker: WorkerProcess) -> None:
         self._workers.remove(worker)
         worker.pipe.close()
-        # The pid is ours as long as the nursery lives (it reaps); a dead one was reaped and may be anybody's.
+        # The pid is ours as long as the fork server lives (it reaps); a dead one was reaped and may be anybody's.
         # A worker that computes does not see its pipe close, so it is ended by its own process id.
         if _is_child_of(worker.pid, self._process.pid if self._process else -1):
             with contextlib.suppress(ProcessLookupError):
@@ -252,16 +253,12 @@ def _receive(pipe: Connection) -> tuple[Any, str | None, str] | None:
 
 
 def _is_child_of(pid: int, parent: int) -> bool:
-    try:
-        with open(f"/proc/{pid}/stat", encoding="ascii", errors="replace") as file:
-            return int(file.read().rsplit(")", 1)[1].split()[1]) == parent
-    except FileNotFoundError:
-        return not os.path.isdir("/proc/self")  # no /proc on this system: trust the number
-    except (OSError, ValueError, IndexError):
-        return False
+    if not os.path.isdir("/proc/self"):  # no /proc on this system: trust the number
+        return True
+    return parent_of(pid) == parent
 
 
-def _pickled(program: Program) -> tuple[dict[str, str] | None, bytes, list[Block]]:
+def _pickled(program: Program) -> tuple[dict[str, str] | None, bytes, list[SharedBlock]]:
     """Where to find the script that the program refers to, if it does (in multiprocessing's words); the program; and
     its large tensors, in shared memory."""
     try:

@@ -18,7 +18,7 @@ ALIGNMENT = 64
 
 
 @dataclass(frozen=True)
-class Entry:
+class TensorPlace:
     name: str
     dtype: torch.dtype
     shape: tuple[int, ...]
@@ -26,24 +26,24 @@ class Entry:
 
 
 @dataclass(frozen=True)
-class Layout:
-    entries: tuple[Entry, ...]
+class BlockLayout:
+    entries: tuple[TensorPlace, ...]
     size: int
 
     @classmethod
-    def of(cls, tensors: Mapping[str, Tensor]) -> Layout:
+    def of(cls, tensors: Mapping[str, Tensor]) -> BlockLayout:
         entries, offset = [], 0
         for name, tensor in tensors.items():
-            entries.append(Entry(name, tensor.dtype, tuple(tensor.shape), offset))
+            entries.append(TensorPlace(name, tensor.dtype, tuple(tensor.shape), offset))
             size = tensor.numel() * tensor.element_size()
             offset += -(-size // ALIGNMENT) * ALIGNMENT
         return cls(tuple(entries), max(offset, ALIGNMENT))
 
 
-class Block:
-    """`tensors` are views into the block. `fd` can be handed to another process, which opens Block(layout, fd)."""
+class SharedBlock:
+    """`tensors` are views into it. `fd` can be handed to another process, which opens SharedBlock(layout, fd)."""
 
-    def __init__(self, layout: Layout, fd: int | None = None) -> None:
+    def __init__(self, layout: BlockLayout, fd: int | None = None) -> None:
         self.layout = layout
         if fd is None:
             fd = _anonymous_file()
@@ -63,8 +63,8 @@ class Block:
             self.tensors[entry.name] = flat.view(entry.shape)
 
     @classmethod
-    def holding(cls, tensors: Mapping[str, Tensor]) -> Block:
-        block = cls(Layout.of(tensors))
+    def holding(cls, tensors: Mapping[str, Tensor]) -> SharedBlock:
+        block = cls(BlockLayout.of(tensors))
         block.write(tensors)
         return block
 

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from strata.engines.shared_memory import Block
+from strata.engines.shared_memory import SharedBlock
 
 LARGE = 1 << 20  # bytes
 KEPT = 64  # Cuts a worker remembers: enough for every step of a plan's round, bounded for random cuts
@@ -88,7 +88,7 @@ def load(data: bytes) -> Any:
 class _ProgramPickler(_Pickler):
     def __init__(self, file: io.BytesIO) -> None:
         super().__init__(file, (), None)
-        self.blocks: list[Block] = []
+        self.blocks: list[SharedBlock] = []
         self._places: dict[int, int] = {}
         self._alive: list[Tensor] = []  # what is referred to by its id must not go before the end
 
@@ -100,11 +100,11 @@ class _ProgramPickler(_Pickler):
         if id(obj) not in self._places:
             self._places[id(obj)] = len(self.blocks)
             self._alive.append(obj)
-            self.blocks.append(Block.holding({"": obj}))
+            self.blocks.append(SharedBlock.holding({"": obj}))
         return self._places[id(obj)]
 
 
-def dump_program(program: Any) -> tuple[bytes, list[Block]]:
+def dump_program(program: Any) -> tuple[bytes, list[SharedBlock]]:
     """The program, and the blocks its large tensors were copied to."""
     buffer = io.BytesIO()
     pickler = _ProgramPickler(buffer)
@@ -112,7 +112,7 @@ def dump_program(program: Any) -> tuple[bytes, list[Block]]:
     return buffer.getvalue(), pickler.blocks
 
 
-def load_program(data: bytes, blocks: Sequence[Block]) -> Any:
+def load_program(data: bytes, blocks: Sequence[SharedBlock]) -> Any:
     return _Unpickler(io.BytesIO(data), lambda place: blocks[place].tensors[""]).load()
 
 

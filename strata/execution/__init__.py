@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from math import prod
 from typing import TYPE_CHECKING
 
 from strata.core.errors import BadInput
-from strata.execution.flops import Flops, Traffic, flops, traffic
+from strata.execution.execution import Execution
+from strata.execution.flops import Flops, Traffic, flops_of_pass, traffic
 from strata.execution.measured import Measured, backward, measure, measure_step
 from strata.execution.paper import activation_bytes, gradient_bytes, weight_bytes
+from strata.execution.placement import forward_in_segments, placement_for
 from strata.execution.simulated import index_bytes, peak
 from strata.execution.traced import trace
 from strata.ops.bytes import NoRule
@@ -21,13 +24,16 @@ ACCOUNTINGS = ("paper", "peak")
 
 __all__ = [
     "ACCOUNTINGS",
+    "Execution",
     "Flops",
     "Measured",
     "Memory",
     "Traffic",
     "backward",
     "flops",
+    "forward_in_segments",
     "measure",
+    "measure_cut",
     "measure_step",
     "memory",
     "state_bytes",
@@ -47,65 +53,67 @@ class Memory:
     accounting: str
 
 
-def memory(
-    graph: ChannelGraph,
-    cut: Cut,
-    batch_size: int,
-    accounting: str = "peak",
-    momentum: bool = True,
-    micro_batch: int | None = None,
-    proximal: bool = False,
-) -> Memory:
-    """What training `cut` takes by one of the two accountings of METHOD.md.
+def memory(graph: ChannelGraph, cut: Cut, execution: Execution, accounting: str = "peak") -> Memory:
+    """What a step of training `cut` takes by one of the two accountings of docs/method.md.
 
-    `micro_batch`: samples at a time, gradients summed over the batch; by `peak` then what it takes at the most.
-    `momentum` and `proximal` (FedProx keeps the trained weights as they came) concern `peak` only."""
+    `paper` counts the samples that are taken at a time, and of the execution nothing else."""
     if accounting not in ACCOUNTINGS:
         raise BadInput(f"accounting is {accounting!r}; it must be one of {', '.join(ACCOUNTINGS)}.")
-    if batch_size < 1:
-        raise BadInput(f"the batch size is {batch_size}; it must be at least 1.")
-    if micro_batch is not None and not 1 <= micro_batch <= batch_size:
-        raise BadInput(f"the micro-batch must be within 1 and the batch size of {batch_size}, not {micro_batch}")
-    if proximal:
-        plain = memory(graph, cut, batch_size, accounting, momentum, micro_batch)
-        kept = 0 if accounting == "paper" else _trained_bytes(graph, cut)
-        return replace(plain, total=plain.total + kept, weights=plain.weights + kept)
-    if micro_batch is not None and micro_batch < batch_size:
-        part = memory(graph, cut, micro_batch, accounting, momentum)
-        return part if accounting == "paper" else _in_parts(part, graph, cut, batch_size - micro_batch)
     if accounting == "paper":
-        parts = weight_bytes(cut), gradient_bytes(cut), activation_bytes(graph.sized(cut, batch_size))
+        parts = weight_bytes(cut), gradient_bytes(cut), activation_bytes(graph.sized(cut, execution.at_once))
         return Memory(sum(parts), *parts, accounting)
-    ops = graph.sized(cut, batch_size)
+    passes = {(samples, number > 0) for number, samples in enumerate(execution.parts)}
+    passes -= {(samples, False) for samples, accumulated in passes if accumulated}  # it takes more than the first
+    found = [_peak(graph, cut, execution, *one) for one in sorted(passes)]
+    return max(found, key=lambda one: one.total)
+
+
+def _peak(graph: ChannelGraph, cut: Cut, execution: Execution, samples: int, accumulated: bool) -> Memory:
+    """Of the pass over so many samples, with or without gradients of earlier ones."""
+    ops = graph.sized(cut, samples)
     weights = state_bytes(graph, cut) + index_bytes(ops)
+    if execution.proximal:  # the trained weights as they came
+        weights += _bytes(graph, cut, cut.trained)
     used = {op.state_name for op in ops}  # a parameter that takes no part has neither gradient nor momentum
-    trained = [prod(cut.shapes[name]) * graph.state_dtypes[name].itemsize for name in cut.trained if name in used]
+    trained = [_bytes(graph, cut, [name]) for name in cut.trained if name in used]
     try:
-        found = peak(ops, weights, trained, momentum)
+        found = peak(ops, weights, trained, execution, placement_for(graph, cut, execution), accumulated)
     except NoRule:
-        total = trace(graph.submodel(cut), graph.inputs, batch_size, graph.classes, momentum)
-        gradients = sum(trained) * (2 if momentum else 1)
-        return Memory(total, weights, gradients, total - weights - gradients, accounting)
-    return Memory(found.total, found.weights, found.gradients, found.activations, accounting)
+        return _traced(graph, cut, execution, weights, sum(trained))
+    return Memory(found.total, found.weights, found.gradients, found.activations, "peak")
 
 
-def _in_parts(part: Memory, graph: ChannelGraph, cut: Cut, others: int) -> Memory:
-    """A part of a batch, beside the gradients of the parts before it and the samples that wait: `others`."""
-    gradients = _trained_bytes(graph, cut)
-    samples = others * (graph.inputs.sample_bytes + 8)  # and a label
-    return replace(
-        part, total=part.total + gradients + samples, gradients=part.gradients + gradients,
-        activations=part.activations + samples,
-    )  # fmt: skip
+def _traced(graph: ChannelGraph, cut: Cut, execution: Execution, weights: int, trained: int) -> Memory:
+    """All passes at once, on fake tensors."""
+    kept = _bytes(graph, cut, cut.trained) if execution.proximal else 0
+    module = graph.submodel(cut)
+    forward = forward_in_segments(graph, cut, module, execution)
+    total = kept + trace(module, graph.inputs, execution, graph.classes, forward)
+    gradients = trained * (1 + execution.slots)
+    return Memory(total, weights, gradients, total - weights - gradients, "peak")
 
 
-def _trained_bytes(graph: ChannelGraph, cut: Cut) -> int:
-    return sum(prod(cut.shapes[name]) * graph.state_dtypes[name].itemsize for name in cut.trained)
+def measure_cut(graph: ChannelGraph, cut: Cut, execution: Execution) -> Measured:
+    """What a real step of the cut's submodel takes: the truth that `memory` is held against."""
+    module = graph.submodel(cut)
+    forward = forward_in_segments(graph, cut, module, execution)
+    return measure(module, graph.inputs, execution, graph.classes, forward)
+
+
+def flops(graph: ChannelGraph, cut: Cut, execution: Execution | None = None) -> Flops:
+    """Per sample. With an execution, including what its backward computes anew."""
+    found = flops_of_pass(graph, cut)
+    placement = None if execution is None else placement_for(graph, cut, execution)
+    return found if placement is None else replace(found, recomputed=placement.recomputed_flops)
+
+
+def _bytes(graph: ChannelGraph, cut: Cut, names: Iterable[str]) -> int:
+    return sum(prod(cut.shapes[name]) * graph.state_dtypes[name].itemsize for name in names)
 
 
 def state_bytes(graph: ChannelGraph, cut: Cut) -> int:
     """Parameters, buffers and constants."""
-    state = sum(prod(shape) * graph.state_dtypes[name].itemsize for name, shape in cut.shapes.items())
+    state = _bytes(graph, cut, cut.shapes)
     if not graph.constants:
         return state
     table = graph.kept_table(cut)

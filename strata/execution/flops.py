@@ -9,13 +9,14 @@ is off in two places, and `real_*` are corrected for both: it does not see the f
 (`attention_*`, counted here by torch's own formula for the GPU's kernels), and for the weight gradient of a grouped
 convolution it counts as if there were no groups (`grouped_excess`).
 
-In closed form for the operators of most networks; others (a recurrent layer, einsum) are run on fake tensors, which
-have sizes but no memory, and FlopCounterMode watches. Of an LSTM it sees nothing: the CPU's kernel for it is fused too.
+In closed form for the operators of most networks (strata.ops); others (a recurrent layer, einsum) are run on fake
+tensors, which have sizes but no memory, and FlopCounterMode watches. Of an LSTM it sees nothing: the CPU's kernel for
+it is fused too.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import TYPE_CHECKING, Any
@@ -25,14 +26,14 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils import _pytree as pytree
 from torch.utils.flop_counter import FlopCounterMode
 
-from strata.graph import Ref
+from strata.ops.flops import Count, counted
+from strata.ops.sized import Ref, SizedOp
 
 if TYPE_CHECKING:
-    from strata.graph import ChannelGraph, Cut, SizedOp
+    from strata.graph import ChannelGraph, Cut
 
-aten = torch.ops.aten
 BATCH = 2  # any would do: everything is linear in it
-_KNOWN: dict[Any, dict[str, int]] = {}  # calls that were watched
+_KNOWN: dict[Any, Count] = {}  # calls that were watched
 _WITHOUT_PRODUCTS: set[Any] = set()  # operators in which there was nothing to count: asked of each once
 
 
@@ -45,6 +46,7 @@ class Flops:
     attention_forward: int = 0
     attention_train: int = 0
     grouped_excess: int = 0
+    recomputed: int = 0  # forward, that backward repeats: neither in `forward` nor in `train`
 
     @property
     def real_forward(self) -> int:
@@ -52,7 +54,7 @@ class Flops:
 
     @property
     def real_train(self) -> int:
-        return self.train + self.attention_train - self.grouped_excess
+        return self.train + self.attention_train - self.grouped_excess + self.recomputed
 
 
 @dataclass(frozen=True)
@@ -63,38 +65,27 @@ class Traffic:
     download: int  # all parameters of the cut
 
 
-def flops(graph: ChannelGraph, cut: Cut) -> Flops:
-    total: dict[str, int] = {}
-    for _, counted in _counted(graph, cut):
-        for field, value in counted.items():
-            total[field] = total.get(field, 0) + value
-    return Flops(
-        **{
-            field: total.get(field, 0) // BATCH
-            for field in ("forward", "train", "attention_forward", "attention_train", "grouped_excess")
-        }
-    )
+def flops_of_pass(graph: ChannelGraph, cut: Cut) -> Flops:
+    """One forward and one backward pass."""
+    columns = zip(*(count for _, count in _counted(graph, cut)), strict=True)
+    return Flops(*(sum(column) // BATCH for column in columns))
 
 
 def forward_by_operation(graph: ChannelGraph, cut: Cut) -> list[int]:
     """Forward FLOPs per sample of each operation, in the order of the submodel's training graph."""
     return [
-        (counted.get("forward", 0) + counted.get("attention_forward", 0)) // BATCH
-        for op, counted in _counted(graph, cut)
+        (count.forward + count.attention_forward) // BATCH
+        for op, count in _counted(graph, cut)
         if op.kind == "op" or op.kind == "cut"
     ]
 
 
-def _counted(graph: ChannelGraph, cut: Cut) -> Iterator[tuple[SizedOp, dict[str, int]]]:
+def _counted(graph: ChannelGraph, cut: Cut) -> Iterator[tuple[SizedOp, Count]]:
     ops = graph.sized(cut, BATCH)
     by_name = {op.name: op for op in ops}
     for op in ops:
-        count = _COUNTS.get(op.target)
-        if count is None:
-            yield op, _watched(op, by_name)
-        else:
-            inputs = [by_name[a.name] if isinstance(a, Ref) else None for a in op.args]
-            yield op, count(op, *inputs[:3])
+        found = counted(op, [by_name[a.name] if isinstance(a, Ref) else a for a in op.args])
+        yield op, _watched(op, by_name) if found is None else found
 
 
 def traffic(graph: ChannelGraph, cut: Cut) -> Traffic:
@@ -104,28 +95,28 @@ def traffic(graph: ChannelGraph, cut: Cut) -> Traffic:
     return Traffic(upload=size(cut.trained), download=size(cut.parameters))
 
 
-def _watched(op: SizedOp, by_name: Mapping[str, SizedOp]) -> dict[str, int]:
-    """What FlopCounterMode sees in an operator that is not in the table."""
+def _watched(op: SizedOp, by_name: Mapping[str, SizedOp]) -> Count:
+    """What FlopCounterMode sees in an operator that has no rule."""
     if not isinstance(op.target, torch._ops.OpOverload) or op.target._schema.is_mutable:
-        return {}
+        return Count()
     kind = (op.target, *(a for a in op.args if isinstance(a, str)))  # einsum multiplies or not, by its equation
     if kind in _WITHOUT_PRODUCTS:
-        return {}
+        return Count()
     inputs = [by_name[name] for name in op.inputs]
     if any(not isinstance(x.shape, tuple) for x in inputs):
-        return {}  # it depends on a size, as a view may
+        return Count()  # it depends on a size, as a view may
     key = (*kind, repr((op.args, op.kwargs)), *((x.shape, x.dtype, x.requires_grad) for x in inputs))
     if key not in _KNOWN:
         try:
             _KNOWN[key] = _count_on_fake_tensors(op, inputs)
         except Exception:  # fake tensors cannot do everything; FlopCounterMode passes over what it does not know, too
-            _KNOWN[key] = {"forward": 0, "train": 0}
-    if not _KNOWN[key]["forward"]:
+            _KNOWN[key] = Count()
+    if not _KNOWN[key].forward:
         _WITHOUT_PRODUCTS.add(kind)
     return _KNOWN[key]
 
 
-def _count_on_fake_tensors(op: SizedOp, inputs: Sequence[SizedOp]) -> dict[str, int]:
+def _count_on_fake_tensors(op: SizedOp, inputs: Sequence[SizedOp]) -> Count:
     with FakeTensorMode(), FlopCounterMode(display=False) as counter:
         tensors = {x.name: torch.empty(x.shape, dtype=x.dtype, requires_grad=x.requires_grad) for x in inputs}
         arguments = pytree.tree_map(
@@ -136,75 +127,8 @@ def _count_on_fake_tensors(op: SizedOp, inputs: Sequence[SizedOp]) -> dict[str, 
         results = [one for one in results if isinstance(one, torch.Tensor) and one.requires_grad]
         if results:
             torch.autograd.backward(results, [torch.empty_like(one) for one in results])
-        return {"forward": forward, "train": counter.get_total_flops()}
+        return Count(forward, counter.get_total_flops())
 
 
 def _is_ref(value: Any) -> bool:
     return isinstance(value, Ref)
-
-
-def _product(forward: int, *factors: SizedOp | None) -> dict[str, int]:
-    needs = sum(1 for factor in factors if factor is not None and factor.requires_grad)
-    return {"forward": forward, "train": forward * (1 + needs)}
-
-
-def _conv(op: SizedOp, x: SizedOp, weight: SizedOp, *_: Any) -> dict[str, int]:
-    # each output position meets the whole kernel; weight.shape[1] is channels per group already
-    forward = 2 * prod(weight.shape) * op.shape[0] * prod(op.shape[2:])
-    counted = _product(forward, x, weight)
-    groups = x.shape[1] // weight.shape[1]
-    if groups > 1 and weight.requires_grad:
-        counted["grouped_excess"] = forward * (groups - 1)
-        counted["train"] += counted["grouped_excess"]
-    return counted
-
-
-def _conv_transpose(op: SizedOp, x: SizedOp, weight: SizedOp, *_: Any) -> dict[str, int]:
-    forward = 2 * prod(weight.shape) * x.shape[0] * prod(x.shape[2:])
-    counted = _product(forward, x, weight)
-    groups = x.shape[1] // weight.shape[0] * (op.shape[1] // weight.shape[1])
-    if groups > 1 and weight.requires_grad:
-        counted["grouped_excess"] = forward * (groups - 1)
-        counted["train"] += counted["grouped_excess"]
-    return counted
-
-
-def _linear(op: SizedOp, x: SizedOp, weight: SizedOp, *_: Any) -> dict[str, int]:
-    return _product(2 * prod(x.shape) * weight.shape[0], x, weight)
-
-
-def _matmul(op: SizedOp, a: SizedOp, b: SizedOp, *_: Any) -> dict[str, int]:
-    return _product(2 * prod(op.shape) * a.shape[-1], a, b)
-
-
-def _addmm(op: SizedOp, bias: SizedOp, a: SizedOp, b: SizedOp) -> dict[str, int]:
-    return _matmul(op, a, b)
-
-
-def _attention(op: SizedOp, query: SizedOp, key: SizedOp, value: SizedOp) -> dict[str, int]:
-    # scores and their product with the values; backward recomputes the scores and makes four products
-    scores = 2 * prod(query.shape) * key.shape[-2]
-    values = 2 * prod(query.shape[:-1]) * key.shape[-2] * value.shape[-1]
-    forward = scores + values
-    backward = 3 * scores + 2 * values if op.requires_grad else 0
-    return {"attention_forward": forward, "attention_train": forward + backward}
-
-
-_COUNTS: dict[Any, Callable[..., dict[str, int]]] = {
-    aten.conv1d.default: _conv,
-    aten.conv1d.padding: _conv,
-    aten.conv2d.default: _conv,
-    aten.conv2d.padding: _conv,
-    aten.conv3d.default: _conv,
-    aten.conv3d.padding: _conv,
-    aten.conv_transpose1d.default: _conv_transpose,
-    aten.conv_transpose2d.input: _conv_transpose,
-    aten.conv_transpose3d.input: _conv_transpose,
-    aten.linear.default: _linear,
-    aten.matmul.default: _matmul,
-    aten.mm.default: _matmul,
-    aten.bmm.default: _matmul,
-    aten.addmm.default: _addmm,
-    aten.baddbmm.default: _addmm,
-    aten.scaled_dot_product_attention.default: _attention,
-}

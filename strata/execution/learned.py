@@ -1,13 +1,13 @@
 """A rule for an operator that has none: run it once, forward and backward, on fake tensors, and see what it does.
 
 Which results are new and which are views, which tensors its backward keeps, how far backward rises above what was
-there: that is what a rule says. Each kind of call (operator, sizes, which inputs need gradients) is learned once.
+there: that is what a rule says. Each kind of call (operator, sizes, which inputs need gradients) is learned once, and
+of torch's own operators it is kept on disk for the next start (lessons.py).
 Fake tensors do not show what a kernel alone decides to keep, so a few operators are learned from a real run.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -16,33 +16,12 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils import _pytree as pytree
 
+from strata.execution.lessons import Lesson, Lessons, Result
 from strata.execution.traced import Storages
-from strata.ops.bytes import NoRule
+from strata.ops import NoRule, operator_of
 from strata.ops.tape import Gradients, Simulation, Strides, Value, contiguous_strides
 
-_BY_REAL_RUN = {torch.ops.aten.lstm.input}  # oneDNN's kernel keeps a workspace for backward
-_LESSONS: dict[Any, Lesson] = {}
-
-
-@dataclass(frozen=True)
-class Result:
-    shape: tuple[int, ...]
-    strides: Strides
-    itemsize: int
-    view_of: int | None  # position among the tensor inputs (of a gradient: among the incoming ones); None: new
-    differentiable: bool
-
-
-@dataclass(frozen=True)
-class Lesson:
-    results: tuple[Result, ...]
-    many: bool  # the operator returns a list
-    forward: int  # highest rise in forward
-    kept_inputs: tuple[int, ...]
-    kept_results: tuple[int, ...]
-    kept_bytes: int  # of other tensors, made to be kept
-    gradients: tuple[Result | None, ...]  # per tensor input; a view is one of the incoming gradients
-    backward: int  # highest rise in backward, the gradients included
+_LESSONS = Lessons()
 
 
 def learned(sim: Simulation, op: Any, arguments: Any, dtypes: dict[int, torch.dtype]) -> Any:
@@ -50,9 +29,10 @@ def learned(sim: Simulation, op: Any, arguments: Any, dtypes: dict[int, torch.dt
     leaves, structure = pytree.tree_flatten(arguments)
     inputs = [leaf for leaf in leaves if isinstance(leaf, Value)]
     key = (op.target, structure, tuple(_describe(leaf, dtypes) for leaf in leaves))
-    lesson = _LESSONS.get(key)
+    lesson = _LESSONS.find(key)
     if lesson is None:
-        lesson = _LESSONS[key] = _learn(op.target, leaves, structure, dtypes)
+        lesson = _learn(op.target, leaves, structure, dtypes)
+        _LESSONS.add(key, lesson)
     results = []
     before = sim.live
     for result in lesson.results:
@@ -105,7 +85,7 @@ def _learn(target: Any, leaves: list[Any], structure: Any, dtypes: dict[int, tor
     if schema is None or schema.is_mutable:
         raise NoRule(str(target))
     try:
-        with torch.random.fork_rng(devices=[]) if target in _BY_REAL_RUN else _fake():
+        with torch.random.fork_rng(devices=[]) if operator_of(target).learned_by_running else _fake():
             return _Pupil(target, leaves, structure, dtypes).lesson()
     except Exception as error:  # whatever fake tensors cannot do, tracing the whole step may
         raise NoRule(f"{target}: {error}") from error

@@ -19,16 +19,17 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.profiler import profile
 from torch.nn import functional
 
+from strata.execution.execution import Execution
 from strata.graph.inputs import InputsLike, InputSpec
 
-MOMENTUM = 0.9
-WEIGHT_DECAY = 1e-5  # as devices train: it costs one temporary tensor in the optimizer's step
+Forward = Callable[..., Tensor]  # a module and its inputs -> its output
 
 # What oneDNN runs; torch's own ("slow") convolutions among these keep their column buffers in the count.
 _LIBRARY = frozenset(
@@ -61,19 +62,19 @@ class Growth:
 def measure(
     module: nn.Module,
     input_shape: InputsLike,
-    batch_size: int,
+    execution: Execution,
     classes: int,
-    momentum: bool = True,
-    micro_batch: int | None = None,
+    forward: Forward | None = None,
 ) -> Measured:
     """Train `module` (parameters without requires_grad are frozen) and measure a steady-state step.
 
-    The learning rate is 0, buffers are restored and the global random generator too: `module` is left as it was.
+    `forward` runs it where it does not run as a whole (placement.forward_in_segments). The learning rate is 0, buffers
+    are restored and the global random generator too: `module` is left as it was.
     """
     generator = torch.Generator().manual_seed(0)
-    batch = InputSpec.of(input_shape, module).example(batch_size)
-    labels = torch.randint(classes, (batch_size,), generator=generator)
-    optimizer, step = training_step(module, batch, labels, momentum, micro_batch)
+    batch = InputSpec.of(input_shape, module).example(execution.batch_size)
+    labels = torch.randint(classes, (execution.batch_size,), generator=generator)
+    optimizer, step = training_step(module, batch, labels, execution, forward)
     with _untouched(module), torch.random.fork_rng(devices=[]):
         optimizer.zero_grad(set_to_none=True)
         step()  # creates the momentum buffers
@@ -81,17 +82,17 @@ def measure(
 
 
 def training_step(
-    module: nn.Module, inputs: Sequence[Tensor], labels: Tensor, momentum: bool, micro_batch: int | None = None
+    module: nn.Module, inputs: Sequence[Tensor], labels: Tensor, execution: Execution, forward: Forward | None = None
 ) -> tuple[torch.optim.Optimizer, Callable[[], None]]:
     """Forward, backward and SGD as devices do them, at learning rate 0."""
     trained = [p for p in module.parameters() if p.requires_grad]
     # single tensor by single tensor, which is also what torch does by default on a CPU
     optimizer = torch.optim.SGD(
-        trained, lr=0.0, momentum=MOMENTUM if momentum else 0.0, weight_decay=WEIGHT_DECAY, foreach=False
+        trained, lr=0.0, momentum=execution.momentum, weight_decay=execution.weight_decay, foreach=False
     )
 
     def step() -> None:
-        backward(module, inputs, labels, micro_batch)
+        backward(module, inputs, labels, execution, forward)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
 
@@ -99,17 +100,22 @@ def training_step(
 
 
 def backward(
-    module: nn.Module, inputs: Tensor | Sequence[Tensor], labels: Tensor, micro_batch: int | None = None
+    module: nn.Module,
+    inputs: Tensor | Sequence[Tensor],
+    labels: Tensor,
+    execution: Execution,
+    forward: Forward | None = None,
 ) -> None:
-    """Gradients of the mean loss; with `micro_batch`, of so many samples at a time."""
+    """Gradients of the mean loss; with a micro-batch, of so many samples at a time."""
     batch = (inputs,) if isinstance(inputs, Tensor) else tuple(inputs)
-    if micro_batch is None or micro_batch >= len(labels):
-        functional.cross_entropy(module(*batch), labels).backward()
+    run = module if forward is None else partial(forward, module)
+    if execution.at_once >= len(labels):
+        functional.cross_entropy(run(*batch), labels).backward()
         return
-    parts = zip(*(tensor.split(micro_batch) for tensor in batch), strict=True)
-    for part, own in zip(parts, labels.split(micro_batch), strict=True):
+    parts = zip(*(tensor.split(execution.at_once) for tensor in batch), strict=True)
+    for part, own in zip(parts, labels.split(execution.at_once), strict=True):
         # no name for the loss: it would live on beside the next part
-        (functional.cross_entropy(module(*part), own) * (len(own) / len(labels))).backward()
+        (functional.cross_entropy(run(*part), own) * (len(own) / len(labels))).backward()
 
 
 def measure_step(step: Callable[[], object], standing: Iterable[Tensor]) -> Measured:

@@ -2,66 +2,61 @@
 
 A segment is a run of operations [p, q) of the training graph. Backward goes through it with these bytes: the inputs of
 all segments up to this one, what autograd keeps within it (computed anew) and has not used up yet, gradients that
-arrive at an operation and one that leaves it, and the gradients of the parameters so far. Which operation keeps what
-is read off a real forward pass of two samples, so any operator will do. The bytes decide only where the cuts are; what
-a device really takes is measured.
+arrive at an operation and one that leaves it, and the gradients of the parameters so far. Which operation keeps what is
+read off the simulation (simulated.py), which also says what a step with the cuts found here really takes.
 """
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from math import prod
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from torch import Tensor, fx, nn
+from torch import nn
 
 from strata.execution.flops import forward_by_operation
-from strata.graph.inputs import InputSpec
-from strata.training.submodels import structure
+from strata.execution.segments import Placement, Segmented, writes
+from strata.execution.simulated import Pass, Values, each
+from strata.graph import Ref
+from strata.ops.bytes import NoRule, itemsize
+from strata.ops.tape import Gradients, Simulation
 
 if TYPE_CHECKING:
-    from strata.graph import ChannelGraph, Cut
+    from strata.execution.execution import Execution
+    from strata.graph import ChannelGraph, Cut, SizedOp
 
-SAMPLES = 2
 ENOUGH = 1.01
 MOST_PLACES = 200  # of large graphs only those with the fewest live bytes are tried
 
 
-@dataclass(frozen=True)
-class Placement:
-    """Positions in the ordered list of operations; without cuts nothing is recomputed. The last segment never is."""
+def placement_for(graph: ChannelGraph, cut: Cut, execution: Execution) -> Placement | None:
+    """None: nothing is recomputed."""
+    if execution.activation_checkpointing is None:
+        return None
+    found = place(graph, cut, execution.activation_checkpointing, execution.at_once)
+    return found if found.cuts else None
 
-    order: tuple[int, ...]  # of the training graph's operations: what needs no gradient comes first
-    begin: int  # operations before it run once, and autograd keeps nothing of them
-    cuts: tuple[int, ...]
-    random: tuple[bool, ...]  # per recomputed segment, whether it draws random numbers
-    recomputed_flops: int  # per sample, on top of an ordinary training step
+
+def forward_in_segments(graph: ChannelGraph, cut: Cut, module: nn.Module, execution: Execution) -> Segmented | None:
+    """How the cut's submodel runs in training; None: as a whole."""
+    placement = placement_for(graph, cut, execution)
+    return None if placement is None else Segmented(module.train_graph, placement)  # type: ignore[arg-type]
 
 
 def place(graph: ChannelGraph, cut: Cut, segments: int | str, batch: int) -> Placement:
     """For at most this many segments ("auto": any number): the lowest peak, with no more segments than it takes to be
     within one percent of it. A pure function."""
-    known = _known.setdefault(graph, {})
-    key = (structure(graph, cut), segments, batch)
-    if key not in known:
-        known[key] = _place(graph, cut, segments, batch)
-    return known[key]
-
-
-_known: weakref.WeakKeyDictionary[ChannelGraph, dict[Any, Placement]] = weakref.WeakKeyDictionary()
-
-
-def _place(graph: ChannelGraph, cut: Cut, segments: int | str, batch: int) -> Placement:
-    module = graph.submodel(cut)
-    first = frozen_first(module, watch(module, graph.inputs))
-    order = (*first, *(index for index in range(len(calls(module))) if index not in first))
-    begin = len(first)
-    watched = watch(module, graph.inputs, order)
-    allowed = _allowed(watched, begin)
-    cuts = _lowest(_costs(watched, allowed, batch / SAMPLES), len(allowed) if segments == "auto" else int(segments))
+    ops = graph.sized(cut, batch)
+    first = frozen_first(ops, observe(ops))
+    everything = range(sum(op.kind == "op" or op.kind == "cut" for op in ops))
+    order = (*first, *(index for index in everything if index not in set(first)))
+    observed = observe(ops, order)
+    allowed = _allowed(observed, len(first))
+    begin = allowed[0]
+    cuts = _lowest(_costs(observed, allowed), len(allowed) if segments == "auto" else int(segments))
     positions = [allowed[index] for index in cuts]
     bounds = list(zip([begin, *positions], positions, strict=False))
     by_operation = forward_by_operation(graph, cut)
@@ -70,8 +65,8 @@ def _place(graph: ChannelGraph, cut: Cut, segments: int | str, batch: int) -> Pl
         order,
         begin,
         tuple(positions),
-        tuple(any(watched.calls[i].draws for i in range(p, q)) for p, q in bounds),
-        sum(_recomputed(watched, work, p, q) for p, q in bounds),
+        tuple(any(observed.calls[i].draws for i in range(p, q)) for p, q in bounds),
+        sum(_recomputed(observed, work, p, q) for p, q in bounds),
     )
 
 
@@ -82,143 +77,134 @@ def _place(graph: ChannelGraph, cut: Cut, segments: int | str, batch: int) -> Pl
 class Call:
     """One operation; storages are numbered."""
 
-    read: set[int] = field(default_factory=set)  # behind its inputs, without weights, buffers and the batch
+    read: set[int] = field(default_factory=set)  # behind its inputs, with weights, buffers and the batch
     kept: set[int] = field(default_factory=set)  # kept for backward
     changed: set[int] = field(default_factory=set)  # written in place
-    parameters: set[int] = field(default_factory=set)  # that it reads and that are trained
+    parameters: set[str] = field(default_factory=set)  # that it reads and that are trained
     draws: bool = False
     gradient: bool = False  # whether its result needs one
 
 
 @dataclass
-class Watched:
+class Observed:
     calls: list[Call]
-    sizes: dict[int, int]  # bytes of each storage, by its number
-    born: dict[int, int]  # the operation that made it
+    sizes: list[int]  # bytes of each storage; nothing for what is there all the time
+    born: dict[int, int]  # the operation that made it; -1: weights, buffers and the batch
     last_use: dict[int, int]  # the last operation that reads it; the network's result is read at the end
-    standing: set[int]  # weights, buffers and the batch
-    batch: set[int]
+    weights: set[int]  # and buffers
+    parameters: dict[str, int]  # bytes of each that is trained
 
 
-def calls(module: nn.Module) -> list[fx.Node]:
-    """The operations of a SubModel's training graph."""
-    graph: fx.Graph = module.train_graph  # type: ignore[assignment]
-    return [node for node in graph.nodes if node.op == "call_function"]
-
-
-def frozen_first(module: nn.Module, watched: Watched) -> list[int]:
-    """Operations that may come before all others: those without gradient that only need each other.
-
-    So a frozen layer's result is cut to what trained layers take of it at once, and segments need not keep it whole.
-    """
-    changed = set().union(*(call.changed for call in watched.calls))
-    early: dict[fx.Node, int] = {}
-    for index, (node, call) in enumerate(zip(calls(module), watched.calls, strict=True)):
-        alone = all(source in early or source.op != "call_function" for source in node.all_input_nodes)
-        if alone and not (call.gradient or call.draws or call.changed or call.read & changed):
-            early[node] = index
-    return list(early.values())
-
-
-def watch(module: nn.Module, inputs: InputSpec, order: Sequence[int] | None = None) -> Watched:
-    """One forward pass of a SubModel in training mode. Its buffers move, so give it one that is not needed again."""
-    graph: fx.Graph = module.train_graph  # type: ignore[assignment]
-    nodes = calls(module)
-    nodes = nodes if order is None else [nodes[index] for index in order]
-    numbers: dict[int, int] = {}
-    tensors: list[Tensor] = []  # held, so that no address is used twice
-    values: dict[fx.Node, Any] = {}
-
-    def number(tensor: Tensor) -> int:
-        address = tensor.untyped_storage()._cdata
-        if address not in numbers:
-            numbers[address] = len(numbers)
-            tensors.append(tensor)
-        return numbers[address]
-
-    def numbers_in(value: Any) -> set[int]:
-        several = value if isinstance(value, (list, tuple)) else [value]
-        return {number(one) for one in several if isinstance(one, Tensor)}
-
-    batch: set[int] = set()
-    example = iter(inputs.example(SAMPLES))
-    for node in graph.nodes:
-        if node.op == "placeholder":
-            values[node] = next(example)
-            batch |= numbers_in(values[node])
-        elif node.op == "get_attr":
-            values[node] = _attribute(module, str(node.target))
-    found = Watched([], {}, {}, {}, set().union(*(numbers_in(value) for value in values.values())), batch)
-    with torch.random.fork_rng(devices=[]), torch.enable_grad():
-        for index, node in enumerate(nodes):
-            call = Call()
-            read = {source: numbers_in(values[source]) for source in node.all_input_nodes}
-            for source, own in read.items():
-                if source.op == "get_attr" and values[source].requires_grad:
-                    call.parameters |= own
-            if writes(node):
-                call.changed = read.get(node.args[0], set())  # type: ignore[arg-type]
-            args, kwargs = fx.node.map_arg((node.args, node.kwargs), lambda n: values[n])
-            before = torch.get_rng_state()
-
-            def pack(tensor: Tensor, kept: set[int] = call.kept) -> Tensor:
-                kept.add(number(tensor))
-                return tensor
-
-            with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-                values[node] = node.target(*args, **kwargs)  # type: ignore[operator]
-            call.draws = not torch.equal(before, torch.get_rng_state())
-            several = values[node] if isinstance(values[node], (list, tuple)) else [values[node]]
-            call.gradient = any(isinstance(one, Tensor) and one.requires_grad for one in several)
-            for one in (numbers_in(values[node]) | call.kept) - found.standing:
-                found.born.setdefault(one, index)
-            call.read = set().union(*read.values()) - found.standing
-            found.last_use |= dict.fromkeys(call.read, index)
-            found.calls.append(call)
-        output = next(node for node in graph.nodes if node.op == "output")
-        for source in output.all_input_nodes:
-            for one in numbers_in(values[source]) - found.standing:
-                found.last_use[one] = len(nodes)
-    found.sizes = {n: tensor.untyped_storage().nbytes() for n, tensor in enumerate(tensors)}
+def observe(ops: Sequence[SizedOp], order: Sequence[int] | None = None) -> Observed:
+    """One forward pass in this order, in which nothing goes."""
+    sim = Simulation(0)
+    forward = Pass(sim, ops)
+    calls = forward.calls if order is None else [forward.calls[index] for index in order]
+    values: Values = dict(forward.standing)
+    standing = {value.storage for value in forward.standing.values()}
+    weights = {forward.standing[name].storage for name in forward.weights}
+    trained = {op.name: prod(op.shape) * itemsize(op) for op in ops if op.kind == "parameter" and op.requires_grad}
+    found = Observed([], sim.sizes, dict.fromkeys(standing, -1), {}, weights, trained)
+    for index, op in enumerate(calls):
+        before, recorded = len(sim.sizes), len(sim.nodes)
+        try:
+            values[op.name] = forward.apply(op, values)
+        except NoRule:
+            values[op.name] = _unknown(sim, op, values)
+        found.born |= dict.fromkeys(range(before, len(sim.sizes)), index)
+        read = {storage for name in op.inputs for storage in storages(values[name])}
+        call = Call(read=read)
+        call.kept = {storage for node in sim.nodes[recorded:] for storage in node.saved}
+        if writes(op.target) and isinstance(op.args[0], Ref):
+            call.changed = storages(values[op.args[0].name])
+        call.parameters = {name for name in op.inputs if name in trained}
+        call.draws = _draws(op)
+        call.gradient = any(value.requires_grad for value in each(values[op.name]))
+        found.last_use |= dict.fromkeys(read - weights, index)
+        found.calls.append(call)
+    found.last_use |= dict.fromkeys(storages(values[forward.output]) - weights, len(calls))
     return found
 
 
-def writes(node: fx.Node) -> bool:
-    schema = getattr(node.target, "_schema", None)
-    return schema is not None and schema.is_mutable
+def storages(one: Any) -> set[int]:
+    return {value.storage for value in each(one)}
 
 
-def _attribute(module: nn.Module, name: str) -> Any:
-    *path, last = name.split(".")
-    return getattr(module.get_submodule(".".join(path)), last)
+def _unknown(sim: Simulation, op: SizedOp, values: Values) -> Any:
+    """An operator that the simulation does not know, for choosing places only: it keeps all it can."""
+    inputs = [value for name in op.inputs for value in each(values[name])]
+    several = op.shape if isinstance(op.shape, list) else [op.shape]
+    in_place = writes(op.target) and inputs
+    results = [sim.view(inputs[0], inputs[0].shape, None)] if in_place else [sim.new(s, itemsize(op)) for s in several]
+    if op.requires_grad:
+        sim.record(inputs, results, [*inputs, *results], _never)
+    return results if isinstance(op.shape, list) else results[0]
+
+
+def _never(sim: Simulation, gradients: Gradients) -> Gradients:
+    raise AssertionError("only forward passes are observed")
+
+
+def _draws(op: SizedOp) -> bool:
+    """Whether it takes random numbers; dropout that is off does not."""
+    if torch.Tag.nondeterministic_seeded not in getattr(op.target, "tags", ()):
+        return False
+    arguments = op.target._schema.arguments
+    given = {argument.name: argument.default_value for argument in arguments}
+    given |= dict(zip([argument.name for argument in arguments], op.args, strict=False)) | op.kwargs
+    chance = given.get("dropout_p", given.get("dropout", given.get("p") if "dropout" in str(op.target) else None))
+    return chance != 0 and given.get("train") is not False
+
+
+def frozen_first(ops: Sequence[SizedOp], observed: Observed) -> list[int]:
+    """Operations that may come before all others: those without gradient that only need each other.
+
+    So a frozen layer's result is cut to what trained layers take of it at once, and segments need not keep it whole.
+    None of them may pass one that writes what it reads, or reads what it writes.
+    """
+    calls = [op for op in ops if op.kind == "op" or op.kind == "cut"]
+    waiting = {op.name for op in calls}
+    early: list[int] = []
+    read: set[int] = set()
+    changed: set[int] = set()
+    for index, (op, call) in enumerate(zip(calls, observed.calls, strict=True)):
+        apart = not (call.read & changed or call.changed & (read | changed))
+        if apart and not (call.gradient or call.draws or waiting.intersection(op.inputs)):
+            early.append(index)
+            waiting.remove(op.name)
+        else:
+            read |= call.read
+            changed |= call.changed
+    return early
 
 
 # --- where to cut ----------------------------------------------------------------------------------------------------
 
 
-def _allowed(watched: Watched, begin: int) -> list[int]:
+def _allowed(observed: Observed, begin: int) -> list[int]:
     """The begin, the end, and between them the places that no value crosses which is later written in place: a segment
-    could not be computed again from inputs that have changed since."""
-    end = len(watched.calls)
+    could not be computed again from inputs that have changed since. A begin that is no such place moves on."""
+    end = len(observed.calls)
     forbidden = {
         place
-        for index, call in enumerate(watched.calls)
+        for index, call in enumerate(observed.calls)
         for one in call.changed
-        if one not in watched.standing - watched.batch
-        for place in range(watched.born.get(one, -1) + 1, index + 1)
+        if one not in observed.weights
+        for place in range(observed.born[one] + 1, index + 1)
     }
+    begin = next(place for place in range(begin, end + 1) if place not in forbidden)
     places = [place for place in range(begin + 1, end) if place not in forbidden]
-    places.sort(key=lambda place: (_live(watched, place), place))
+    places.sort(key=lambda place: (_live(observed, place), place))
     return [begin, *sorted(places[:MOST_PLACES]), end]
 
 
-def _live(watched: Watched, place: int) -> int:
-    return sum(watched.sizes[one] for one in _alive(watched, place))
+def _live(observed: Observed, place: int) -> int:
+    return sum(observed.sizes[one] for one in _alive(observed, place))
 
 
-def _alive(watched: Watched, place: int) -> list[int]:
+def _alive(observed: Observed, place: int) -> list[int]:
     """Storages made before this place and read from it on."""
-    return [one for one, last in watched.last_use.items() if watched.born[one] < place <= last]
+    return [one for one, last in observed.last_use.items() if observed.born[one] < place <= last]
 
 
 @dataclass(frozen=True)
@@ -230,42 +216,42 @@ class _Costs:
     first: float  # kept from the start: what operations without gradient hand on
 
 
-def _costs(watched: Watched, places: list[int], samples: float) -> _Costs:
-    """`samples`: how many times larger the batch is than the one watched."""
-    end = len(watched.calls)
+def _costs(observed: Observed, places: list[int]) -> _Costs:
+    end = len(observed.calls)
     kept = np.zeros((end, end))  # by the operation that made it and the first that keeps it
     seen: set[int] = set()
-    for index, call in enumerate(watched.calls):
-        for one in call.kept - watched.standing - seen:
-            kept[watched.born[one], index] += watched.sizes[one]
+    for index, call in enumerate(observed.calls):
+        for one in call.kept - seen:
+            if observed.born[one] >= 0:
+                kept[observed.born[one], index] += observed.sizes[one]
         seen |= call.kept
     # [p, i]: what operations p .. i keep of what was made since p
     kept = kept[::-1].cumsum(axis=0)[::-1].cumsum(axis=1)
-    alive = [_alive(watched, place) if place < end else [] for place in range(end + 1)]
-    arriving = np.array([sum(watched.sizes[one] for one in alive[index + 1]) for index in range(end)])
-    leaving = np.array([max((watched.sizes[one] for one in call.read), default=0) for call in watched.calls])
+    alive = [_alive(observed, place) if place < end else [] for place in range(end + 1)]
+    arriving = np.array([sum(observed.sizes[one] for one in alive[index + 1]) for index in range(end)])
+    leaving = np.array([max((observed.sizes[one] for one in call.read), default=0) for call in observed.calls])
     within = np.full((len(places), len(places)), np.inf)
     crossing = np.zeros((len(places), len(places)))
-    gradients = _parameter_gradients(watched)
+    gradients = _parameter_gradients(observed)
     for i, start in enumerate(places[:-1]):
         # backward through operations end - 1 .. start; up to each the kept values of those above it are gone again
         highest = np.maximum.accumulate((kept[start] + arriving + leaving)[start:])
         for j, to in enumerate(places[i + 1 :], i + 1):
-            within[i, j] = samples * highest[to - start - 1] + gradients[start]
-            crossing[i, j] = samples * sum(watched.sizes[one] for one in alive[to] if watched.born[one] >= start)
+            within[i, j] = highest[to - start - 1] + gradients[start]
+            crossing[i, j] = sum(observed.sizes[one] for one in alive[to] if observed.born[one] >= start)
     # without any cut nothing is recomputed: of what frozen layers hand on only that stays which autograd keeps
-    needed = set().union(*(call.kept for call in watched.calls))
-    within[0, -1] -= samples * sum(watched.sizes[one] for one in alive[places[0]] if one not in needed)
-    return _Costs(crossing, within, samples * _live(watched, places[0]))
+    needed = set().union(*(call.kept for call in observed.calls))
+    within[0, -1] -= sum(observed.sizes[one] for one in alive[places[0]] if one not in needed)
+    return _Costs(crossing, within, _live(observed, places[0]))
 
 
-def _parameter_gradients(watched: Watched) -> list[int]:
+def _parameter_gradients(observed: Observed) -> list[int]:
     """Per operation, bytes of the gradients of all parameters that it or a later one reads."""
-    seen: set[int] = set()
+    seen: set[str] = set()
     totals = []
-    for call in reversed(watched.calls):
+    for call in reversed(observed.calls):
         seen |= call.parameters
-        totals.append(sum(watched.sizes[one] for one in seen))
+        totals.append(sum(observed.parameters[one] for one in seen))
     return totals[::-1]
 
 
@@ -304,10 +290,10 @@ def _within(costs: _Costs, peak: float, most: int) -> list[int] | None:
     return None
 
 
-def _recomputed(watched: Watched, work: list[int], start: int, to: int) -> int:
+def _recomputed(observed: Observed, work: list[int], start: int, to: int) -> int:
     """Forward FLOPs of the segment up to the last value that backward needs. An operation that keeps its inputs only
     (a convolution) is not carried out for their sake."""
-    last = max((index for index in range(start, to) if watched.calls[index].kept), default=start)
-    call = watched.calls[last]
-    finishes = any(watched.born.get(one) == last for one in call.kept)
+    last = max((index for index in range(start, to) if observed.calls[index].kept), default=start)
+    call = observed.calls[last]
+    finishes = any(observed.born.get(one) == last for one in call.kept)
     return sum(work[start : last + 1 if finishes else last])

@@ -1,26 +1,30 @@
 """`peak` accounting: the highest live bytes of one training step, in closed form over the sizes of a graph.
 
 The step is forward, cross-entropy, backward and SGD with momentum and weight decay, in steady state: momentum buffers
-are there from the start, gradients are not. The frozen part runs in the same forward and counts while it runs.
-Operators are described in rules/, the order of allocations in autograd.py; measured.py is what it is tested against.
+are there from the start, gradients are not. The frozen part runs in the same forward and counts while it runs. Of a
+batch in parts each part is a pass of its own, beside the gradients of those before it.
+What operators do is in ops/bytes, the order of allocations in ops/tape.py; measured.py is what it is tested against.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Any
 
 import torch
 
+from strata.execution.execution import Execution
 from strata.execution.learned import learned
+from strata.execution.segments import Boundary, Placement, boundaries
 from strata.graph import Ref, SizedOp
-from strata.ops.bytes import RULES, NoRule, itemsize
-from strata.ops.tape import STANDING, Gradients, Simulation, Value
+from strata.ops.bytes import NoRule, alias, itemsize, simulate
+from strata.ops.tape import Gradients, Segment, Simulation, Value
 
 LABEL_BYTES = INDEX_BYTES = 8
 SCALARS = 12  # the momentum factor as a tensor
+RANDOM_STATE = 5056  # the generator's, which a segment that draws keeps
 
 
 @dataclass(frozen=True)
@@ -31,74 +35,163 @@ class Peak:
     activations: int  # the rest: the batch, values kept for backward, gradients on their way, temporaries
 
 
-def peak(ops: Sequence[SizedOp], state_bytes: int, trained_sizes: Sequence[int], momentum: bool = True) -> Peak:
-    """Of the SizedOps of a cut; `state_bytes` are those of all its parameters and buffers, `trained_sizes` the bytes of
-    each trained parameter. Raises NoRule for an operator that has no rule and cannot be learned."""
+def peak(
+    ops: Sequence[SizedOp],
+    state_bytes: int,
+    trained_sizes: Sequence[int],
+    execution: Execution,
+    placement: Placement | None = None,
+    accumulated: bool = False,
+) -> Peak:
+    """Of one pass over the SizedOps of a cut, which are those of a batch or a part of it.
+
+    `state_bytes` are those of all weights and buffers, `trained_sizes` the bytes of each trained parameter;
+    `accumulated`: their gradients are there, from earlier parts. Raises NoRule for an operator that has no rule and
+    cannot be learned.
+    """
     trained = sum(trained_sizes)
-    momenta = trained if momentum else 0
-    batch = sum(prod(op.shape) * itemsize(op) for op in ops if op.kind == "input")
-    inputs = batch + prod(ops[-1].shape[:-1]) * LABEL_BYTES  # a label for each row of scores
-    sim = Simulation(state_bytes + momenta + inputs)
-    logits = _forward(sim, ops)
+    momenta = execution.slots * trained
+    standing = state_bytes + momenta + execution.batch_size * _sample_bytes(ops)
+    sim = Simulation(standing, gradients=trained if accumulated else 0)
+    logits = Pass(sim, ops).run(placement)
     sim.run_backward(_loss(sim, logits))
-    # The optimizer goes through the parameters one by one; weight decay needs a copy of each gradient.
-    sim.passing(max(trained_sizes, default=0) + (SCALARS if momentum else 0))
+    # The optimizer goes through the parameters one by one.
+    largest = max(trained_sizes, default=0) if execution.copies_gradients else 0
+    sim.passing(largest + (SCALARS if execution.momentum else 0))
     gradients = momenta + sim.gradients_at_peak
     return Peak(sim.peak, state_bytes, gradients, sim.peak - state_bytes - gradients)
 
 
-def _forward(sim: Simulation, ops: Sequence[SizedOp]) -> Value:
-    values: dict[str, Any] = {}
-    dtypes: dict[str, Any] = {}
-    gone_after = _last_uses(ops)
-    for index, op in enumerate(ops):
-        if op.kind == "op" or op.kind == "cut":
-            values[op.name] = _apply(sim, op, values, dtypes)
-            dtypes[op.name] = op.dtype
-            for name in gone_after[index]:
-                gone = values.pop(name)
-                for value in gone if isinstance(gone, list) else (gone,):
-                    if value is not None:
-                        sim.drop(value)
-        elif op.kind == "output":
-            logits: Value = values[op.inputs[0]]
-            return logits
+def _sample_bytes(ops: Sequence[SizedOp]) -> int:
+    """What the network is given for one sample, and a label for each of its rows of scores."""
+    inputs = [op for op in ops if op.kind == "input"]
+    return prod(ops[-1].shape[1:-1]) * LABEL_BYTES + sum(prod(op.shape[1:]) * itemsize(op) for op in inputs)
+
+
+Values = dict[str, Any]  # by the operation's name: a Value, a list of them, or None for a size
+
+
+class Pass:
+    """A forward pass over the operations of a network."""
+
+    def __init__(self, sim: Simulation, ops: Sequence[SizedOp]) -> None:
+        self.sim = sim
+        self.calls = [op for op in ops if op.kind == "op" or op.kind == "cut"]
+        (self.output,) = (op.inputs[0] for op in ops if op.kind == "output")
+        self.dtypes = {op.name: op.dtype for op in ops if op.dtype is not None}
+        self.weights = {op.name for op in ops if op.kind == "parameter" or op.kind == "buffer"}
+        # weights, buffers and the batch are counted already; a storage of their own says who writes to them
+        self.standing = {op.name: _standing(sim, op) for op in ops if op.kind in ("input", "parameter", "buffer")}
+
+    def run(self, placement: Placement | None = None) -> Value:
+        """To the network's result."""
+        values = dict(self.standing)
+        if placement is None or not placement.cuts:
+            self._run_all(self.calls, values, {self.output})
         else:
-            value = Value(STANDING, op.shape, itemsize(op))
-            value.requires_grad = value.parameter = op.kind == "parameter" and op.requires_grad
-            values[op.name] = value
-            dtypes[op.name] = op.dtype
-    raise ValueError("the graph has no output")
+            parts = placement.parts(self.calls)
+            named = [[(op.name, [x for x in op.inputs if x not in self.weights]) for op in part] for part, _ in parts]
+            for (part, draws), boundary in zip(parts, boundaries(named, self.output), strict=True):
+                if draws is None:
+                    self._run_all(part, values, boundary.outputs)
+                else:
+                    self._run_segment(part, values, boundary, draws)
+                for name in boundary.gone:
+                    self._drop(values.pop(name))
+        logits: Value = values[self.output]
+        return logits
 
-
-def _apply(sim: Simulation, op: SizedOp, values: dict[str, Any], dtypes: dict[str, Any]) -> Any:
-    if op.dtype is None:
-        return None  # arithmetic on sizes
-    arguments = [_resolve(argument, values) for argument in op.args]
-    keywords = {key: _resolve(argument, values) for key, argument in op.kwargs.items()}
-    function = RULES.get(op.target)
-    if function is not None:
+    def apply(self, op: SizedOp, values: Values) -> Any:
+        """The result of one operation."""
+        if op.dtype is None:
+            return None  # arithmetic on sizes
+        arguments = [_resolve(argument, values) for argument in op.args]
+        keywords = {key: _resolve(argument, values) for key, argument in op.kwargs.items()}
         try:
-            return function(sim, op, *arguments, **keywords)
-        except NoRule:
-            pass  # a use of the operator that its rule does not cover
-    return learned(sim, op, (arguments, keywords), {id(values[name]): dtypes[name] for name in op.inputs})
+            return simulate(self.sim, op, arguments, keywords)
+        except NoRule:  # there is no rule, or it does not cover this use
+            dtypes = {id(values[name]): self.dtypes[name] for name in op.inputs}
+            return learned(self.sim, op, (arguments, keywords), dtypes)
+
+    def _run_all(self, part: Sequence[SizedOp], values: Values, outputs: Collection[str]) -> None:
+        for op, gone in zip(part, _last_uses(part, outputs), strict=True):
+            values[op.name] = self.apply(op, values)
+            for name in gone:
+                self._drop(values.pop(name))
+
+    def _run_segment(self, part: Sequence[SizedOp], values: Values, boundary: Boundary, draws: bool) -> None:
+        sim = self.sim
+        held = {name: _again(sim, values[name]) for name in boundary.inputs}
+        kept = [value.storage for one in held.values() for value in each(one)]
+        if draws:
+            kept.append(sim.allocate(RANDOM_STATE))
+        last, finishes = -1, False  # the last operation that keeps something; whether that is a result of its own
+
+        def again() -> None:
+            self._run_until(part, self.standing | held, boundary.outputs, last, finishes)
+
+        segment = sim.segment = Segment(kept, again)
+        for index, (op, gone) in enumerate(zip(part, _last_uses(part, boundary.outputs), strict=True)):
+            asking, before = segment.waiting, len(sim.sizes)
+            values[op.name] = self.apply(op, values)
+            if segment.waiting > asking:
+                last, finishes = index, segment.newest >= before
+            for name in gone:
+                self._drop(values.pop(name))
+        sim.segment = None
+        sim.end(segment)
+
+    def _run_until(
+        self, part: Sequence[SizedOp], values: Values, outputs: Collection[str], last: int, finishes: bool
+    ) -> None:
+        """The second run stops where the last value is kept: before an operation that keeps what it was given."""
+        sim = self.sim
+        self._run_all(part[:last], values, {name for op in part[last:] for name in op.inputs} | set(outputs))
+        highest = sim.peak, sim.gradients_at_peak
+        values[part[last].name] = self.apply(part[last], values)
+        if not finishes:
+            sim.peak, sim.gradients_at_peak = highest
+        for op in part[: last + 1]:
+            self._drop(values.pop(op.name, None))
+
+    def _drop(self, one: Any) -> None:
+        for value in each(one):
+            self.sim.drop(value)
 
 
-def _last_uses(ops: Sequence[SizedOp]) -> list[list[str]]:
-    """Per line, the variables that go after it: those used for the last time, and a result that is never used."""
-    last = {op.name: index for index, op in enumerate(ops) if op.kind == "op" or op.kind == "cut"}
-    for index, op in enumerate(ops):
+def _standing(sim: Simulation, op: SizedOp) -> Value:
+    value = Value(sim.allocate(0), op.shape, itemsize(op))
+    value.requires_grad = value.parameter = op.kind == "parameter" and op.requires_grad
+    return value
+
+
+def each(one: Any) -> list[Value]:
+    several = one if isinstance(one, list) else [one]
+    return [value for value in several if value is not None]
+
+
+def _again(sim: Simulation, one: Any) -> Any:
+    """Another reference to the same tensors."""
+    if isinstance(one, list):
+        return [_again(sim, value) for value in one]
+    return None if one is None else alias(sim, one)
+
+
+def _last_uses(part: Sequence[SizedOp], outputs: Collection[str]) -> list[list[str]]:
+    """Per operation, what goes after it: results used for the last time, or never. `outputs` stay."""
+    last = {op.name: index for index, op in enumerate(part)}
+    for index, op in enumerate(part):
         for name in op.inputs:
             if name in last:
                 last[name] = index
-    gone: list[list[str]] = [[] for _ in ops]
+    gone: list[list[str]] = [[] for _ in part]
     for name, index in last.items():
-        gone[index].append(name)
+        if name not in outputs:
+            gone[index].append(name)
     return gone
 
 
-def _resolve(argument: Any, values: dict[str, Any]) -> Any:
+def _resolve(argument: Any, values: Values) -> Any:
     kind = type(argument)
     if kind is Ref:
         return values[argument.name]

@@ -16,21 +16,28 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeCopyMode, FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from strata.execution.measured import standing_tensors, training_step
+from strata.execution.execution import Execution
+from strata.execution.measured import Forward, standing_tensors, training_step
 from strata.graph.inputs import InputsLike, InputSpec
 from strata.ops.tape import is_dense
 
 
-def trace(module: nn.Module, input_shape: InputsLike, batch_size: int, classes: int, momentum: bool = True) -> int:
+def trace(
+    module: nn.Module,
+    input_shape: InputsLike,
+    execution: Execution,
+    classes: int,
+    forward: Forward | None = None,
+) -> int:
     """Highest live tensor bytes of a steady-state training step of `module`, which is left alone."""
     fake = FakeTensorMode(allow_non_fake_inputs=True)
     with FakeCopyMode(fake):
         module = copy.deepcopy(module)
     module.train()
     with fake:
-        batch = InputSpec.of(input_shape, module).example(batch_size)
-        labels = torch.zeros(batch_size, dtype=torch.int64)
-        optimizer, step = training_step(module, batch, labels, momentum)
+        batch = InputSpec.of(input_shape, module).example(execution.batch_size)
+        labels = torch.zeros(execution.batch_size, dtype=torch.int64)
+        optimizer, step = training_step(module, batch, labels, execution, forward)
         optimizer.zero_grad(set_to_none=True)
         step()
         with Storages(standing_tensors(module, optimizer, *batch, labels)) as storages:

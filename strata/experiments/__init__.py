@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from strata.core.errors import BadInput
-from strata.experiments.base import Asked, Cell, Experiment, Run
+from strata.experiments.base import Asked, Cell, Experiment, PlannedRun
+from strata.experiments.cells import Results
 from strata.experiments.communication import figure_communication
 from strata.experiments.figures import (
     figure_ablation,
@@ -17,7 +18,6 @@ from strata.experiments.figures import (
 from strata.experiments.steps import table_steps
 from strata.experiments.tables import table_digits, table_heterogeneous, table_iid, table_imagenet, table_noniid
 from strata.experiments.true_bytes import table_true_bytes
-from strata.results.cells import Results
 
 EXPERIMENTS: dict[str, Callable[[Asked], Experiment]] = {
     "table-iid": table_iid,
@@ -35,7 +35,7 @@ EXPERIMENTS: dict[str, Callable[[Asked], Experiment]] = {
     "table-digits": table_digits,
 }
 
-__all__ = ["EXPERIMENTS", "Asked", "Cell", "Experiment", "Results", "Run", "experiment"]
+__all__ = ["EXPERIMENTS", "Asked", "Cell", "Experiment", "PlannedRun", "Results", "experiment"]
 
 
 def experiment(name: str, asked: Asked | None = None) -> Experiment:

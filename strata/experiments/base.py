@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from strata.core.errors import BadInput
 from strata.experiments.setups import SETUPS
-from strata.runs.request import Request
+from strata.runs.config import RunConfig
 
 if TYPE_CHECKING:
-    from strata.results.cells import Results
+    from strata.experiments.cells import Results
 
 
 @dataclass(frozen=True)
@@ -40,6 +40,11 @@ class Asked:
         return math.ceil(rounds / self.evaluations)
 
 
+def level_text(constraints: Sequence[float]) -> str:
+    """What devices can hold: 0.125, or 0.125+0.25 for two kinds of them."""
+    return "+".join(f"{constraint:g}" for constraint in constraints)
+
+
 @dataclass(frozen=True)
 class Cell:
     """What is trained, apart from rounds and seed. Experiments that need the same cell share its runs."""
@@ -50,11 +55,11 @@ class Cell:
     constraints: tuple[float, ...]
     method: str
     variant: str = ""  # distinguishes cells of one method, such as equal or pool-5
-    options: tuple[tuple[str, Any], ...] = ()  # fields of Request
+    options: tuple[tuple[str, Any], ...] = ()  # keys of RunConfig
 
     @property
     def level(self) -> str:
-        return "+".join(f"{constraint:g}" for constraint in self.constraints)
+        return level_text(self.constraints)
 
     @property
     def name(self) -> str:
@@ -62,10 +67,10 @@ class Cell:
         method = f"{self.method}-{self.variant}" if self.variant else self.method
         return "/".join((self.data, self.model, self.partition.replace(":", "-"), self.level, method))
 
-    def request(self, seed: int, asked: Asked) -> Request:
+    def request(self, seed: int, asked: Asked) -> RunConfig:
         setup = SETUPS[self.data]
         rounds = asked.rounds(setup.rounds)
-        return Request(
+        return RunConfig.of(
             model=self.model, data=self.data, data_dir=asked.data_dir, partition=self.partition, method=self.method,
             constraints=self.constraints, rounds=rounds, devices=setup.devices, per_round=setup.per_round, seed=seed,
             bn="batch", eval_every=asked.eval_every(rounds), **dict(self.options),
@@ -73,9 +78,11 @@ class Cell:
 
 
 @dataclass(frozen=True)
-class Run:
+class PlannedRun:
+    """One run of an experiment, done or still to be done."""
+
     cell: Cell
-    request: Request
+    request: RunConfig
 
     @property
     def name(self) -> str:
@@ -87,11 +94,11 @@ class Run:
 class Experiment:
     name: str
     title: str
-    runs: tuple[Run, ...]
+    runs: tuple[PlannedRun, ...]
     render: Callable[[Results, Path], list[Path]]  # results and a folder -> the files written there
 
 
-def runs_of(cells: list[Cell], asked: Asked) -> tuple[Run, ...]:
+def runs_of(cells: list[Cell], asked: Asked) -> tuple[PlannedRun, ...]:
     """Each cell once, with every seed; all cells with the first seed come first."""
     unique = list(dict.fromkeys(cells))
-    return tuple(Run(cell, cell.request(seed, asked)) for seed in range(asked.seeds) for cell in unique)
+    return tuple(PlannedRun(cell, cell.request(seed, asked)) for seed in range(asked.seeds) for cell in unique)

@@ -8,12 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from strata.experiments.base import Asked, Cell, Experiment, runs_of
+from strata.experiments.cells import CellResult, Results
 from strata.experiments.setups import IID, SETUPS, label
-from strata.experiments.tables import PAIRS, Column, notes, outcomes, record
-from strata.results import colours, drawing
-from strata.results.cells import Outcome, Results
+from strata.experiments.tables import PAIRS, Column, notes, record, results_of
+from strata.results import figures
+from strata.results.appearance import colour_of
 from strata.results.curves import highest_so_far, mean_cost_to_reach
-from strata.results.formats import Table, write
+from strata.results.tables import Table, write
 
 COSTS = (("upload_bytes", "upload in GB", 1e9), ("train_flops", "training in PFLOP", 1e15))
 
@@ -32,7 +33,7 @@ def figure_communication(asked: Asked) -> Experiment:
     def render(results: Results, out: Path) -> list[Path]:
         tables, records, files, every = [], [], [], []
         for column in (each for one in columns for each in one.by_length(results) if each.rounds):
-            found = outcomes(column, results)
+            found = results_of(column, results)
             if one := results.of(full[column.data], column.rounds):
                 found["fedavg"] = one
             every.append(found)
@@ -54,43 +55,43 @@ def figure_communication(asked: Asked) -> Experiment:
     return Experiment("figure-communication", title, runs_of([*cells, *full.values()], asked), render)
 
 
-def _intervals(every: Iterable[Mapping[str, Outcome]]) -> str:
-    found = {int(outcome.request.get("eval_every") or 1) for outcomes in every for outcome in outcomes.values()}
+def _intervals(every: Iterable[Mapping[str, CellResult]]) -> str:
+    found = {int(result.request.get("eval_every") or 1) for results_of in every for result in results_of.values()}
     return ", ".join(map(str, sorted(found))) or "–"
 
 
-def draw(found: Mapping[str, Outcome], out: Path, name: str) -> list[Path]:
+def draw(found: Mapping[str, CellResult], out: Path, name: str) -> list[Path]:
     """Every seed is a line of its own: the costs at which seeds improve differ."""
-    with drawing.figure(out, name, 1, len(COSTS), sharey=True) as (axes, pictures):
+    with figures.figure(out, name, 1, len(COSTS), sharey=True) as (axes, pictures):
         for place, (cost, text, unit) in zip(axes[0], COSTS, strict=True):
-            for method, outcome in found.items():
-                for number, records in enumerate(outcome.metrics):
+            for method, result in found.items():
+                for number, records in enumerate(result.metrics):
                     points = highest_so_far(records, cost)
-                    place.step([spent / unit for spent, _ in points], [best for _, best in points], where="post",
-                               color=colours.METHODS[method], label=None if number else label(method),
-                               alpha=0.9)  # fmt: skip
+                    x, y = [spent / unit for spent, _ in points], [best for _, best in points]
+                    shown = None if number else label(method)
+                    place.step(x, y, where="post", color=colour_of(method), label=shown, alpha=0.9)
             place.set(xscale="log", xlabel=text)
         axes[0][0].set(ylabel="highest accuracy in %", ylim=(0, None))
         axes[0][0].legend()
     return pictures
 
 
-def thresholds(found: Mapping[str, Outcome], classes: int) -> list[float]:
+def thresholds(found: Mapping[str, CellResult], classes: int) -> list[float]:
     """Whole tens that some method reaches, above chance; whole fives where that gives fewer than three."""
     best = max(
         (max((best for _, best in highest_so_far(records, "upload_bytes")), default=0.0))
-        for outcome in found.values()
-        for records in outcome.metrics
+        for result in found.values()
+        for records in result.metrics
     )
     step = 10 if best >= 30 else 5
     return [float(step * n) for n in range(1, math.floor(best / step) + 1) if step * n * classes > 100]
 
 
-def needed(found: Mapping[str, Outcome], cost: str, accuracy: float) -> dict[str, float | None]:
-    return {method: mean_cost_to_reach(outcome.metrics, cost, accuracy) for method, outcome in found.items()}
+def needed(found: Mapping[str, CellResult], cost: str, accuracy: float) -> dict[str, float | None]:
+    return {method: mean_cost_to_reach(result.metrics, cost, accuracy) for method, result in found.items()}
 
 
-def needed_table(name: str, found: Mapping[str, Outcome], classes: int) -> Table:
+def needed_table(name: str, found: Mapping[str, CellResult], classes: int) -> Table:
     rows = []
     for cost, text, unit in COSTS:
         for accuracy in thresholds(found, classes):
@@ -107,12 +108,13 @@ def _show(spent: Mapping[str, float | None], method: str, unit: float) -> str:
     return f"{own / unit:.3g}{ratio}"
 
 
-def needed_records(found: Mapping[str, Outcome], classes: int) -> list[dict[str, Any]]:
+def needed_records(found: Mapping[str, CellResult], classes: int) -> list[dict[str, Any]]:
     return [
         {
-            **record(outcome.cell, outcome), "to_accuracy": accuracy,
-            **{cost: mean_cost_to_reach(outcome.metrics, cost, accuracy) for cost, _, _ in COSTS},
+            **record(result.cell, result),
+            "to_accuracy": accuracy,
+            **{cost: mean_cost_to_reach(result.metrics, cost, accuracy) for cost, _, _ in COSTS},
         }
         for accuracy in thresholds(found, classes)
-        for outcome in found.values()
-    ]  # fmt: skip
+        for result in found.values()
+    ]

@@ -11,20 +11,21 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from strata.data import ImageSet
 from strata.execution import flops
 from strata.experiments.setups import SETUPS, Setup
 from strata.graph import ChannelGraph
 from strata.methods import SLT, Task
 from strata.models.loading import load_model
+from strata.runs.launch import make_method
 from strata.runs.session import flops_of_tasks
-from strata.training import LocalTraining, cohorts, kernels, train_cohort, train_device
-from strata.training.recomputation import recomputed_flops
+from strata.training import LocalTraining, Workspace, cohorts, kernels, train_cohort, train_device
 
 if TYPE_CHECKING:
-    from strata.experiments.base import Run
+    from strata.experiments.base import PlannedRun
     from strata.graph import Cut
     from strata.methods import Method
-    from strata.runs.request import Request
+    from strata.runs.config import RunConfig
 
 BATCHES = 2  # per device in a calibration, after one to warm up
 BATCH_EVALUATED = 64
@@ -58,8 +59,12 @@ class Phase:
 
 @dataclass(frozen=True)
 class Network:
-    graph: ChannelGraph
+    workspace: Workspace
     state: Mapping[str, Tensor]
+
+    @property
+    def graph(self) -> ChannelGraph:
+        return self.workspace.graph
 
 
 @dataclass
@@ -72,18 +77,18 @@ class Estimator:
     _speeds: dict[tuple[str, str, str], dict[int, float]] = field(default_factory=dict)
     _spent: float = 0.0  # seconds of measuring
 
-    def of(self, run: Run) -> Estimate:
+    def of(self, run: PlannedRun) -> Estimate:
         key = (run.cell.name, run.request.rounds)  # seeds cost the same
         if key not in self._estimates:
             self._estimates[key] = self._estimate(run.request)
         return self._estimates[key]
 
-    def _estimate(self, request: Request) -> Estimate:
+    def _estimate(self, request: RunConfig) -> Estimate:
         setup = SETUPS[request.data]
         network = self._network(request.model, setup)
-        method = request.make_method(network.graph)
+        method = make_method(request, network.graph)
         settings = _settings(request, setup)
-        per_sample = flops_of_tasks(method, recomputed_flops(network.graph, settings))
+        per_sample = flops_of_tasks(method, lambda cut: network.workspace.recomputed_flops(cut, settings))
         phases = phases_of(method, request)
         speeds: dict[int, tuple[float, float]] = {}  # FLOP per second of one core in training and evaluation, by phase
         if self.calibrate:
@@ -110,11 +115,11 @@ class Estimator:
         key = (model, setup.data)
         if key not in self._networks:
             module = load_model(model, setup.classes, setup.input)
-            self._networks[key] = Network(ChannelGraph(module, setup.input), module.state_dict())
+            self._networks[key] = Network(Workspace(ChannelGraph(module, setup.input)), module.state_dict())
         return self._networks[key]
 
     def _speed(
-        self, phase: Phase, network: Network, request: Request, settings: LocalTraining, per_sample: PerSample
+        self, phase: Phase, network: Network, request: RunConfig, settings: LocalTraining, per_sample: PerSample
     ) -> float:
         """Over one device, or one vectorised group of devices, of each level."""
         setup = SETUPS[request.data]
@@ -122,7 +127,7 @@ class Estimator:
         for task in phase.tasks:
             devices = max(1, request.per_round // len(phase.tasks))
             alike = [replace(task, device=task.device + n * len(phase.tasks)) for n in range(devices)]
-            group = cohorts(network.graph, alike, [request.batch * BATCHES] * devices, settings)[0]
+            group = cohorts(network.workspace, alike, [request.batch * BATCHES] * devices, settings)[0]
             cost = per_sample(task)
 
             def measure(cost: int = cost, tasks: Sequence[Task] = alike[: len(group)]) -> float:
@@ -158,7 +163,7 @@ class Estimator:
         return known[cost]
 
 
-def _settings(request: Request, setup: Setup) -> LocalTraining:
+def _settings(request: RunConfig, setup: Setup) -> LocalTraining:
     """As the run trains, with stand-ins for the data's mean and standard deviation."""
     channels = setup.input[0]
     return LocalTraining(
@@ -185,13 +190,14 @@ def seconds_per_sample(network: Network, tasks: Sequence[Task], settings: LocalT
     images = torch.randint(0, 256, (count, *setup.input), generator=generator, dtype=torch.uint8)
     labels = torch.randint(0, setup.classes, (count,), generator=generator)
     tensors = [task.cut.extract(network.state) for task in tasks]
+    workspace = network.workspace
 
     def train(samples: int) -> None:
-        own = images[:samples], labels[:samples]
-        together = len(tasks) > 1 and train_cohort(network.graph, tasks, tensors, [own] * len(tasks), settings, 0.01, 0)
+        own = ImageSet(images[:samples], labels[:samples])
+        together = len(tasks) > 1 and train_cohort(workspace, tasks, tensors, [own] * len(tasks), settings, 0.01, 0)
         if not together:
             for task, values in zip(tasks, tensors, strict=True):
-                train_device(network.graph, task, values, *own, settings, 0.01, 0)
+                train_device(workspace, task, values, own, settings, 0.01, 0)
 
     with one_thread():
         began = time.perf_counter()
@@ -202,7 +208,7 @@ def seconds_per_sample(network: Network, tasks: Sequence[Task], settings: LocalT
         return (time.perf_counter() - began) / (samples * len(tasks))
 
 
-def phases_of(method: Method, request: Request) -> list[Phase]:
+def phases_of(method: Method, request: RunConfig) -> list[Phase]:
     """SLT's steps that get rounds (early stopping: assumed to be equally long), or the one phase of the others."""
     levels = max(1, len(request.constraints))
     if not isinstance(method, SLT):

@@ -5,34 +5,34 @@ Where the paper does not say at which constraint a figure was made, the choice i
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from strata.experiments.base import Asked, Cell, Experiment, runs_of
+from strata.experiments.cells import CellResult, Results
 from strata.experiments.setups import IID, label
 from strata.experiments.tables import PAIRS, RESNET, Column, homogeneous, notes, record, write_table
-from strata.results import colours, drawing
-from strata.results.cells import Outcome, Results
+from strata.results import figures
+from strata.results.appearance import colour_of, cycle
 from strata.results.curves import over_rounds, steps
-from strata.results.formats import Table, write
+from strata.results.tables import Table, write
 
 
 def figure_motivation(asked: Asked) -> Experiment:
     """FedRolex and FD against the small model over the memory reduction; the runs are those of table-iid."""
     pairs = [(data, model) for data, model, _ in PAIRS if data != "cifar100"]
     columns = [
-        Column(column.data, column.model, column.partition, column.constraints,
-               tuple(method for method in column.methods if method != "slt"))
+        replace(column, methods=tuple(method for method in column.methods if method != "slt"))
         for data, model in pairs
         for column in homogeneous(data, model, IID, RESNET)
-    ]  # fmt: skip
+    ]
     title = "FedRolex and FD against a small model"
 
     def render(results: Results, out: Path) -> list[Path]:
         files = write_table("table-iid", title, columns, results, out)
-        with drawing.figure(out, "figure", 1, len(pairs)) as (axes, pictures):
+        with figures.figure(out, "figure", 1, len(pairs)) as (axes, pictures):
             for place, pair in zip(axes[0], pairs, strict=True):
                 own = [column for column in columns if (column.data, column.model) == pair]
                 _over_reduction(place, own, results.at_one_length(cell for column in own for cell in column.cells()))
@@ -48,19 +48,22 @@ def figure_motivation(asked: Asked) -> Experiment:
 
 def _over_reduction(axes: Any, columns: Sequence[Column], results: Results) -> None:
     for method in ("small", "fedrolex", "fd"):
-        points = []
+        found = {}
         for column in sorted(columns, key=lambda column: -column.constraints[0]):
             # at full width all methods are FedAvg
-            found = results.of(column.cell("fedavg" if column.constraints == (1.0,) else method))
-            if found is not None:
-                points.append((1 / column.constraints[0], found))
-        x = [reduction for reduction, _ in points]
-        y, spread = [found.mean for _, found in points], [found.std or 0.0 for _, found in points]
-        axes.errorbar(x, y, spread, marker="o", markersize=4, capsize=2, label=label(method),
-                      color=colours.METHODS[method])  # fmt: skip
+            cell = column.cell("fedavg" if column.constraints == (1.0,) else method)
+            found[1 / column.constraints[0]] = results.of(cell)
+        accuracies(axes, found, label=label(method), color=colour_of(method))
     axes.set_xscale("log", base=2)
     axes.set_xticks([1, 2, 4, 8], ["1×", "2×", "4×", "8×"])
     axes.set_ylim(bottom=0)
+
+
+def accuracies(axes: Any, found: Mapping[float, CellResult | None], **style: Any) -> None:
+    """Over what was varied, where a run is finished."""
+    there = {x: one for x, one in found.items() if one is not None}
+    spread = [one.std or 0.0 for one in there.values()]
+    figures.points(axes, list(there), [one.mean for one in there.values()], spread, **style)
 
 
 def figure_steps(asked: Asked) -> Experiment:
@@ -74,7 +77,7 @@ def figure_steps(asked: Asked) -> Experiment:
 
     def render(results: Results, out: Path) -> list[Path]:
         lines = [Line(f"{label(c.data)}, {label(c.model)} at {c.level}", c) for c in cells]
-        with drawing.figure(out, "figure", 1, len(cells)) as (axes, pictures):
+        with figures.figure(out, "figure", 1, len(cells)) as (axes, pictures):
             for place, line in zip(axes[0], lines, strict=True):
                 place.set(title=line.label, xlabel="round")
                 found = results.of(line.cell)
@@ -86,10 +89,10 @@ def figure_steps(asked: Asked) -> Experiment:
     return Experiment("figure-steps", title, runs_of(cells, asked), render)
 
 
-def accuracy_and_steps(axes: Any, found: Outcome) -> None:
+def accuracy_and_steps(axes: Any, found: CellResult) -> None:
     """As in the paper: accuracy green, steps black on an axis of their own."""
     curve = over_rounds(found.metrics)
-    drawing.band(axes, curve.x, curve.mean, curve.spread, color="#009E73")
+    figures.band(axes, curve.rounds, curve.percent, curve.spread, color="#009E73")
     other = axes.twinx()
     other.step(*steps(found.metrics[0]), where="mid", color="black", linewidth=1)
     other.set(ylabel="step n", ylim=(0, None))
@@ -123,17 +126,17 @@ def figure_limited_randomness(asked: Asked) -> Experiment:
 
     def render(results: Results, out: Path) -> list[Path]:
         results = results.at_one_length(line.cell for line in (*pools, *references))
-        with drawing.figure(out, "figure") as (axes, pictures):
+        with figures.figure(out, "figure") as (axes, pictures):
             place = axes[0][0]
-            points = [(n, found) for n, line in zip(sizes, pools, strict=True) if (found := results.of(line.cell))]
-            spread = [found.std or 0.0 for _, found in points]
-            place.errorbar([n for n, _ in points], [found.mean for _, found in points], spread, marker="o",
-                           markersize=4, capsize=2, color=colours.METHODS["fd"], label="FD from a pool")  # fmt: skip
+            found = {float(n): results.of(line.cell) for n, line in zip(sizes, pools, strict=True)}
+            accuracies(place, found, color=colour_of("fd"), label="FD from a pool")
             for line, style in zip(references, ("--", ":", "-.", "--"), strict=True):
-                if found := results.of(line.cell):
-                    colour = colours.METHODS[line.cell.method]
-                    place.axhline(found.mean, linestyle=style, color=colour, linewidth=1, label=line.label)
-            place.set(xscale="log", xlabel="number of sets |I|", ylabel="accuracy in %", ylim=(0, None))
+                if one := results.of(line.cell):
+                    colour = colour_of(line.cell.method)
+                    place.axhline(one.mean, linestyle=style, color=colour, linewidth=1, label=line.label)
+            if any(found.values()):  # without a point there is nothing that an axis of logarithms could show
+                place.set(xscale="log")
+            place.set(xlabel="number of sets |I|", ylabel="accuracy in %", ylim=(0, None))
             _legend(place, below=True)
         return sweep_table(title, "sets", [*pools, *references], results, out, pictures)
 
@@ -160,12 +163,10 @@ def figure_ablation(asked: Asked) -> Experiment:
 
     def render(results: Results, out: Path) -> list[Path]:
         results = results.at_one_length(line.cell for line in lines)  # both data sets have the same full length
-        with drawing.figure(out, "figure", 1, len(pairs)) as (axes, pictures):
+        with figures.figure(out, "figure", 1, len(pairs)) as (axes, pictures):
             for place, (data, model) in zip(axes[0], pairs, strict=True):
-                points = [(f, found) for f in fractions if (found := results.of(cell(data, model, f)))]
-                spread = [found.std or 0.0 for _, found in points]
-                place.errorbar([f for f, _ in points], [found.mean for _, found in points], spread, marker="o",
-                               markersize=4, capsize=2, color=colours.METHODS["slt"])  # fmt: skip
+                found = {fraction: results.of(cell(data, model, fraction)) for fraction in fractions}
+                accuracies(place, found, color=colour_of("slt"))
                 place.set(title=f"{label(data)}, {label(model)}", xlabel="s_ablation / s_n", xlim=(0, 1.05))
             axes[0][0].set_ylabel("accuracy in %")
         return sweep_table(title, "share of s_n", lines, results, out, pictures)
@@ -192,12 +193,12 @@ def figure_mapping(asked: Asked) -> Experiment:
     def render(results: Results, out: Path) -> list[Path]:
         results = results.at_one_length(line.cell for line in lines)
         named = [Line(line.label + _true_patience(line.cell, results.of(line.cell)), line.cell) for line in lines]
-        with drawing.figure(out, "figure", 1, 2) as (axes, pictures):
+        with figures.figure(out, "figure", 1, 2) as (axes, pictures):
             left, right = axes[0]
-            for colour, line in zip(colours.CYCLE, named, strict=False):
+            for colour, line in zip(cycle(len(named)), named, strict=True):
                 if found := results.of(line.cell):
                     curve = over_rounds(found.metrics)
-                    drawing.band(left, curve.x, curve.mean, curve.spread, color=colour, label=line.label)
+                    figures.band(left, curve.rounds, curve.percent, curve.spread, color=colour, label=line.label)
                     right.step(*steps(found.metrics[0]), where="mid", color=colour)
             left.set(xlabel="round", ylabel="accuracy in %", ylim=(0, None))
             right.set(xlabel="round", ylabel="step n", ylim=(0, None))
@@ -216,7 +217,7 @@ def _legend(axes: Any, below: bool = False) -> None:
         axes.legend()
 
 
-def _true_patience(cell: Cell, found: Outcome | None) -> str:
+def _true_patience(cell: Cell, found: CellResult | None) -> str:
     """In short runs it is not the paper's, which is in the cell's name."""
     printed = cell.variant.removeprefix("early-stopping-")
     if found is None or not printed.isdigit() or found.request["patience"] == int(printed):

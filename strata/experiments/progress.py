@@ -12,7 +12,7 @@ from typing import IO
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
 
-from strata.experiments.base import Run
+from strata.experiments.base import PlannedRun
 from strata.runs.progress import duration
 
 LINE_EVERY = 30.0  # seconds between plain lines without news
@@ -20,7 +20,7 @@ LINE_EVERY = 30.0  # seconds between plain lines without news
 
 @dataclass
 class Active:
-    run: Run
+    run: PlannedRun
     folder: Path
     begun_at: int  # rounds that it had done before
     bar: TaskID | None = None
@@ -56,7 +56,7 @@ class Overview:
             self._total = self._bars.add_task(f"{len(self.weights)} runs", total=1.0, text="")
             self._bars.start()
 
-    def begin(self, run: Run, folder: Path) -> None:
+    def begin(self, run: PlannedRun, folder: Path) -> None:
         active = Active(run, folder, 0)
         active.begun_at = active.rounds()
         self._before += self._share(active, active.begun_at)
@@ -66,7 +66,7 @@ class Overview:
         done = f" from round {active.begun_at + 1}" if active.begun_at else ""
         self.say(f"{run.name}: {run.request.rounds} rounds{done}")
 
-    def end(self, run: Run, problem: str | None) -> None:
+    def end(self, run: PlannedRun, problem: str | None) -> None:
         active = self._active.pop(run.name)
         self._over += 1
         self._work += self._share(active, run.request.rounds - active.begun_at)

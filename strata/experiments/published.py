@@ -11,8 +11,8 @@ from typing import Any
 
 
 @dataclass(frozen=True)
-class Value:
-    """In percent, of 3 seeds."""
+class PublishedAccuracy:
+    """In percent, of 3 seeds, as printed: which standard deviation it is, the paper does not say."""
 
     mean: float
     std: float
@@ -29,10 +29,12 @@ def citation() -> str:
     return str(content()["citation"])
 
 
-def published(table: str, data: str, model: str, partition: str, constraints: Sequence[float]) -> dict[str, Value]:
+def published(
+    table: str, data: str, model: str, partition: str, constraints: Sequence[float]
+) -> dict[str, PublishedAccuracy]:
     """By method, for one column of a table; empty where the paper has none."""
     for column in content()["columns"]:
         key = (column["table"], column["data"], column["model"], column["partition"], tuple(column["constraints"]))
         if key == (table, data, model, partition, tuple(constraints)):
-            return {method: Value(*value) for method, value in column["accuracy"].items()}
+            return {method: PublishedAccuracy(*value) for method, value in column["accuracy"].items()}
     return {}

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import combinations
 
-from strata.experiments.published import Value
+from strata.experiments.cells import CellResult
+from strata.experiments.published import PublishedAccuracy
 from strata.experiments.setups import label
-from strata.results.cells import Outcome
 
 AGREES, DIFFERS, NOTHING = "✓", "✗", "–"
 
@@ -37,7 +37,7 @@ class Ranking:
         return f"{self.mark} {'; '.join(pairs)}".strip()
 
 
-def rank(ours: Mapping[str, Outcome], published: Mapping[str, Value]) -> Ranking:
+def rank(ours: Mapping[str, CellResult], published: Mapping[str, PublishedAccuracy]) -> Ranking:
     """`ours`: runs of one length."""
     pairs, turned = 0, []
     for first, second in combinations([method for method in published if method in ours], 2):

@@ -15,71 +15,34 @@ import sys
 import threading
 import traceback
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from strata.core.errors import BadInput, Infeasible
-from strata.data import FederatedData
-from strata.engines import Engine, EngineFailed
+from strata.core.errors import BadInput, Infeasible, one_line
+from strata.engines import EngineFailed
 from strata.federation import RoundFailed
-from strata.graph import ChannelGraph
-from strata.runs.request import Request, jsonable
-from strata.runs.running import make_engine, run
+from strata.runs.config import RunConfig
+from strata.runs.launch import Resources, launch
 
 
-@dataclass
-class Bench:
-    """Keeps data, network and engine from one run to the next where both need the same."""
-
-    _data: tuple[Any, FederatedData] | None = None
-    _engine: tuple[Any, ChannelGraph, Engine] | None = None
-
-    def carry_out(self, request: Request, folder: Path, workers: int, checkpoint_every: int) -> None:
-        data = self._data_of(request)
-        training = request.make_training(data)
-        model = request.make_model(data)
-        key = (request.model, request.data, request.data_dir, training, workers)
-        if self._engine is None or self._engine[0] != key:
-            self.close()
-            graph = ChannelGraph(model, data.input_shape)
-            self._engine = (key, graph, make_engine(model, data, training, workers, graph=graph))
-        _, graph, engine = self._engine
-        run(
-            model, data, request.make_method(graph), out=folder, rounds=request.rounds, devices=request.devices,
-            partition=request.partition, training=training, engine=engine, checkpoint_every=checkpoint_every,
-            resume=(folder / "config.json").exists(), progress=False, request=jsonable(request),
-            **request.run_options(),
-        )  # fmt: skip
-
-    def _data_of(self, request: Request) -> FederatedData:
-        key = (request.data, request.data_dir)
-        if self._data is None or self._data[0] != key:
-            self._data = None  # two data sets need not be in memory at once
-            self._data = (key, request.load_data())
-        return self._data[1]
-
-    def close(self) -> None:
-        if self._engine is not None:
-            self._engine[2].close()
-            self._engine = None
-
-
-def attempt(bench: Bench, job: Mapping[str, Any]) -> str | None:
+def attempt(resources: Resources, job: Mapping[str, Any]) -> str | None:
     """What went wrong, None if nothing did. The other runs go on."""
+    folder = Path(job["folder"])
     try:
-        request = Request.from_json(job["request"])
-        bench.carry_out(request, Path(job["folder"]), job["workers"], job["checkpoint_every"])
+        config = RunConfig.from_json(job["request"])
+        config = config.changed(workers=job["workers"], checkpoint_every=job["checkpoint_every"])
+        resume = (folder / "config.json").exists()
+        launch(config, folder, resume=resume, progress=False, resources=resources)
         return None
     except (BadInput, Infeasible, RoundFailed, EngineFailed) as error:
-        bench.close()
+        resources.close()
         return str(error)
     except Exception as error:
         traceback.print_exc()
-        bench.close()
-        return f"{type(error).__name__}: {error}"
+        resources.close()
+        return one_line(error, kind=True)
 
 
 def main() -> int:
@@ -97,17 +60,17 @@ def main() -> int:
             os.kill(os.getpid(), signal.SIGTERM)  # the run saves a checkpoint and stops
 
     threading.Thread(target=listen, daemon=True).start()
-    bench = Bench()
+    resources = Resources()
     try:
         while (line := jobs.get()) is not None:
             job = json.loads(line)
-            error = attempt(bench, job)
+            error = attempt(resources, job)
             idle.set()
             print(json.dumps({"folder": job["folder"], **({} if error is None else {"error": error})}), flush=True)
     except KeyboardInterrupt:
         return 130
     finally:
-        bench.close()
+        resources.close()
     return 0
 
 

@@ -5,25 +5,23 @@ from __future__ import annotations
 import contextlib
 import json
 import selectors
-import signal
 import subprocess
 import sys
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import FrameType
 from typing import IO
 
 from strata.core.errors import BadInput
 from strata.core.files import read_json, said_plainly
 from strata.core.paths import expanded
+from strata.core.processes import end_or_kill, sigterm_as_ctrl_c
+from strata.core.settings import differences
 from strata.data import CATALOGUE, default_root
-from strata.experiments.base import Run
+from strata.experiments.base import PlannedRun
 from strata.experiments.progress import Overview
-from strata.results.cells import finished
-from strata.runs.folder import differences
-from strata.runs.request import jsonable
+from strata.results.reading import is_finished
 
 PATIENCE = 60.0  # seconds that stopped runs get to save themselves
 REFRESH = 0.5
@@ -32,28 +30,28 @@ LOG = "experiment.log"
 
 @dataclass(frozen=True)
 class Failure:
-    run: Run
+    run: PlannedRun
     reason: str
 
 
-def unfinished(runs: Sequence[Run], root: Path) -> list[Run]:
+def unfinished(runs: Sequence[PlannedRun], root: Path) -> list[PlannedRun]:
     """Those still to be done. A folder that holds a run with other settings is refused."""
     todo = []
     for run in runs:
         folder = root / run.name
         if (folder / "config.json").exists():
             before = read_json(folder / "config.json").get("request") or {}  # none: begun from Python
-            saved, now = dict(before), dict(jsonable(run.request))
+            saved, now = dict(before), run.request.to_json()
             for values in (saved, now):
                 values.pop("data_dir", None)  # data may move
             if found := differences(saved, now):
                 raise BadInput(f"{folder} holds a run with other settings: {'; '.join(found)}. Choose another --out")
-        if not finished(folder):
+        if not is_finished(folder):
             todo.append(run)
     return todo
 
 
-def check_data(runs: Sequence[Run]) -> None:
+def check_data(runs: Sequence[PlannedRun]) -> None:
     """What is missing is said before anything starts."""
     missing = {}
     for run in runs:
@@ -70,10 +68,10 @@ def check_data(runs: Sequence[Run]) -> None:
 
 @dataclass
 class _Worker:
-    """A process of worker.py and the run it is at."""
+    """A process of run_process.py and the run it is at."""
 
     log: IO[str]
-    run: Run | None = None
+    run: PlannedRun | None = None
     process: subprocess.Popen[str] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -87,8 +85,8 @@ class _Worker:
         assert self.process.stdout is not None
         return self.process.stdout
 
-    def begin(self, run: Run, root: Path, workers: int, checkpoint_every: int) -> None:
-        job = {"request": jsonable(run.request), "folder": str(root / run.name), "workers": workers,
+    def begin(self, run: PlannedRun, root: Path, workers: int, checkpoint_every: int) -> None:
+        job = {"request": run.request.to_json(), "folder": str(root / run.name), "workers": workers,
                "checkpoint_every": checkpoint_every}  # fmt: skip
         self.run = run
         assert self.process.stdin is not None
@@ -103,7 +101,7 @@ class _Worker:
 
 
 def carry_out(
-    runs: Sequence[Run],
+    runs: Sequence[PlannedRun],
     root: Path,
     *,
     jobs: int,
@@ -117,7 +115,7 @@ def carry_out(
     with said_plainly(root):
         root.mkdir(parents=True, exist_ok=True)
         file = open(root / LOG, "a", encoding="utf-8")
-    with file as log, selectors.DefaultSelector() as ready, _sigterm_as_ctrl_c():
+    with file as log, selectors.DefaultSelector() as ready, sigterm_as_ctrl_c():
         try:
             while waiting or any(worker.run for worker in team):
                 while waiting and sum(worker.run is not None for worker in team) < jobs:
@@ -147,7 +145,7 @@ def carry_out(
             for worker in team:
                 worker.stop()
             for worker in team:
-                _wait(worker.process)
+                end_or_kill(worker.process, PATIENCE)
             overview.close()
     return failures
 
@@ -157,23 +155,3 @@ def _reason(answer: str, worker: _Worker, root: Path) -> str | None:
         reason: str | None = json.loads(answer).get("error")
         return reason
     return f"its process ended with exit code {worker.process.wait()}: see {root / LOG}"
-
-
-def _wait(process: subprocess.Popen[str]) -> None:
-    try:
-        process.wait(PATIENCE)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
-
-
-@contextlib.contextmanager
-def _sigterm_as_ctrl_c() -> Iterator[None]:
-    def raise_(number: int, frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGTERM, raise_)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)

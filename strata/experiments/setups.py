@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from strata.results.appearance import label_of
+
 
 @dataclass(frozen=True)
 class Setup:
@@ -26,21 +28,20 @@ SETUPS = {
         # the paper states neither class count (the authors' code: 62 and 200); LEAF's split by sample is 90 : 10
         Setup("femnist", 62, (3, 32, 32), 3550, 35, 1000, 724_000, 81_000, "femnist"),
         Setup("tinyimagenet", 200, (3, 64, 64), 100, 10, 2500, 100_000, 10_000, "tinyimagenet"),
-        Setup("imagenet64", 1000, (3, 64, 64), 500, 10, 4000, 1_281_167, 50_000, "tinyimagenet"),
+        Setup("imagenet64", 1000, (3, 64, 64), 500, 10, 4000, 1_281_167, 50_000, "imagenet64"),
         Setup("digits", 10, (3, 32, 32), 30, 5, 100, 1500, 297, "none"),  # not of the paper: for trying things out
     )
 }
 
 IID, NONIID = "iid", "dirichlet:0.1"  # non-iid FEMNIST too: not by writer
 
-LABELS = {
+_LABELS = {
     "cifar10": "CIFAR10", "cifar100": "CIFAR100", "femnist": "FEMNIST", "tinyimagenet": "TinyImageNet",
-    "imagenet64": "ImageNet (64×64)", "digits": "digits", "resnet20": "ResNet20", "resnet44": "ResNet44",
-    "resnet56": "ResNet56", "densenet40": "DenseNet40", "slt": "SLT", "small": "small model", "fedrolex": "FedRolex",
-    "fd": "FD", "heterofl": "HeteroFL", "fjord": "FjORD", "fedavg": "FedAvg", "iid": "iid",
-    "dirichlet:0.1": "non-iid (Dirichlet 0.1)",
+    "imagenet64": "ImageNet (64×64)", "resnet20": "ResNet20", "resnet44": "ResNet44", "resnet56": "ResNet56",
+    "densenet40": "DenseNet40", "dirichlet:0.1": "non-iid (Dirichlet 0.1)",
 }  # fmt: skip
 
 
 def label(name: str) -> str:
-    return LABELS.get(name, name)
+    """Of a data set, a network, a distribution or a method."""
+    return _LABELS.get(name) or label_of(name)

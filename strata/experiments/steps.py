@@ -5,13 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 from strata.experiments.base import Asked, Experiment
+from strata.experiments.cells import Results
 from strata.experiments.published import citation, content
 from strata.experiments.setups import SETUPS, label
 from strata.graph import ChannelGraph
 from strata.models.loading import load_model
 from strata.planning import plan
-from strata.results.cells import Results
-from strata.results.formats import Table, write
+from strata.results.tables import Table, write
 
 # each network with the classes and the input of the data it is trained on
 DATA_OF = {"resnet20": "cifar10", "resnet44": "tinyimagenet", "resnet56": "imagenet64", "densenet40": "cifar100"}
@@ -31,10 +31,15 @@ def table_steps(asked: Asked) -> Experiment:
             rows.append((label(model), f"{constraint:g}", str(ours), shown, str(authors), same))
             records.append(
                 {
-                    "model": model, "constraint": constraint, "data": DATA_OF[model], "steps": ours,
-                    "printed": printed, "authors_files": authors, "accounting": "paper",
+                    "model": model,
+                    "constraint": constraint,
+                    "data": DATA_OF[model],
+                    "steps": ours,
+                    "printed": printed,
+                    "authors_files": authors,
+                    "accounting": "paper",
                 }
-            )  # fmt: skip
+            )
         header = ("network", "constraint", "ours", "published", "authors' files", "as published")
         notes = [
             "Accounting: paper, exact bytes, with the class count of the data (10, 200, 1000, 100 for ResNet20, "

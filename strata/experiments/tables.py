@@ -7,12 +7,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from strata.experiments.base import Asked, Cell, Experiment, runs_of
-from strata.experiments.published import Value, citation, published
+from strata.experiments.base import Asked, Cell, Experiment, level_text, runs_of
+from strata.experiments.cells import CellResult, Results
+from strata.experiments.published import PublishedAccuracy, citation, published
 from strata.experiments.ranking import rank
 from strata.experiments.setups import IID, NONIID, SETUPS, label
-from strata.results.cells import Outcome, Results, show
-from strata.results.formats import Table, write
+from strata.results.statistics import show
+from strata.results.tables import Table, write
 
 HOMOGENEOUS = ("slt", "small", "fedrolex", "fd")
 HETEROGENEOUS = (*HOMOGENEOUS, "heterofl", "fjord")
@@ -52,7 +53,7 @@ class Column:
     def cells(self) -> list[Cell]:
         return [self.cell(method) for method in self.methods]
 
-    def published(self, table: str) -> dict[str, Value]:
+    def published(self, table: str) -> dict[str, PublishedAccuracy]:
         return published(table, *self.section, self.constraints)
 
 
@@ -104,7 +105,7 @@ def _table(name: str, title: str, columns: Sequence[Column], asked: Asked) -> Ex
 
 
 def write_table(name: str, title: str, columns: Sequence[Column], results: Results, out: Path) -> list[Path]:
-    found = {each: outcomes(each, results) for column in columns for each in column.by_length(results)}
+    found = {each: results_of(each, results) for column in columns for each in column.by_length(results)}
     sections = dict.fromkeys(column.section for column in columns)
     begun = dict.fromkeys(column.section for column, ours in found.items() if ours)
     tables = [
@@ -118,12 +119,12 @@ def write_table(name: str, title: str, columns: Sequence[Column], results: Resul
     return write(out, title, tables, records, said)
 
 
-def outcomes(column: Column, results: Results) -> dict[str, Outcome]:
+def results_of(column: Column, results: Results) -> dict[str, CellResult]:
     every = ((method, results.of(column.cell(method), column.rounds)) for method in column.methods)
-    return {method: outcome for method, outcome in every if outcome is not None}
+    return {method: result for method, result in every if result is not None}
 
 
-def _section(name: str, found: dict[Column, dict[str, Outcome]]) -> Table:
+def _section(name: str, found: dict[Column, dict[str, CellResult]]) -> Table:
     columns = list(found)
     methods = list(dict.fromkeys(method for column in columns for method in column.methods))
     rows = [
@@ -138,7 +139,7 @@ def _section(name: str, found: dict[Column, dict[str, Outcome]]) -> Table:
 
 
 def _heading(column: Column, columns: Sequence[Column]) -> str:
-    levels = "+".join(f"{c:g}" for c in column.constraints)
+    levels = level_text(column.constraints)
     alone = sum(other.constraints == column.constraints for other in columns) == 1
     return levels if alone else f"{levels}, {column.rounds} rounds"
 
@@ -147,53 +148,60 @@ def _title(section: tuple[str, str, str]) -> str:
     return ", ".join(map(label, section))
 
 
-def _cell(column: Column, method: str, ours: dict[str, Outcome], theirs: dict[str, Value]) -> str:
+def _cell(column: Column, method: str, ours: dict[str, CellResult], theirs: dict[str, PublishedAccuracy]) -> str:
     if method not in column.methods:
         return ""
     own = str(ours[method]) if method in ours else "–"
     return f"{own} ({show(theirs[method].mean, theirs[method].std)})" if method in theirs else own
 
 
-def _seeds(ours: Iterable[Outcome]) -> str:
-    return "/".join(map(str, sorted({outcome.seeds for outcome in ours}, reverse=True))) or "–"
+def _seeds(ours: Iterable[CellResult]) -> str:
+    return "/".join(map(str, sorted({result.seeds for result in ours}, reverse=True))) or "–"
 
 
-def _records(name: str, column: Column, ours: dict[str, Outcome]) -> list[dict[str, Any]]:
+def _records(name: str, column: Column, ours: dict[str, CellResult]) -> list[dict[str, Any]]:
     theirs = column.published(name)
     ranking = rank(ours, theirs)
     records = []
     for method in column.methods:
-        outcome, value = ours.get(method), theirs.get(method)
+        result, value = ours.get(method), theirs.get(method)
         records.append(
             {
-                **record(column.cell(method), outcome),
-                "levels": "+".join(f"{c:g}" for c in column.constraints),
-                "published_mean": value and value.mean, "published_std": value and value.std,
+                **record(column.cell(method), result),
+                "levels": level_text(column.constraints),
+                "published_mean": value and value.mean,
+                "published_std": value and value.std,
                 "published_rounds": SETUPS[column.data].rounds if value else None,
                 "ranking": {"✓": "agrees", "✗": "differs", "–": None}[ranking.mark],
             }
-        )  # fmt: skip
+        )
     return records
 
 
-def record(cell: Cell, outcome: Outcome | None) -> dict[str, Any]:
+def record(cell: Cell, result: CellResult | None) -> dict[str, Any]:
     """The fields that every CSV has; accuracies in percent."""
-    std = None if outcome is None else outcome.std
+    std = None if result is None else result.std
     return {
-        "data": cell.data, "model": cell.model, "partition": cell.partition, "levels": cell.level,
-        "method": cell.method, "variant": cell.variant or None,
-        "accuracy_mean": outcome and round(outcome.mean, 4),
+        "data": cell.data,
+        "model": cell.model,
+        "partition": cell.partition,
+        "levels": cell.level,
+        "method": cell.method,
+        "variant": cell.variant or None,
+        "accuracy_mean": result and round(result.mean, 4),
         "accuracy_std": None if std is None else round(std, 4),
-        "seeds": outcome and outcome.seeds, "rounds": outcome and outcome.rounds,
-        "bn": outcome and outcome.bn, "accounting": outcome and outcome.accounting,
-    }  # fmt: skip
+        "seeds": result and result.seeds,
+        "rounds": result and result.rounds,
+        "bn": result and result.bn,
+        "accounting": result and result.accounting,
+    }
 
 
-def notes(found: Iterable[dict[str, Outcome]]) -> list[str]:
+def notes(found: Iterable[dict[str, CellResult]]) -> list[str]:
     """What every table says below itself."""
-    every = [outcome for ours in found for outcome in ours.values()]
-    modes = sorted({outcome.bn for outcome in every})
-    accountings = sorted({outcome.accounting for outcome in every} - {"-"})
+    every = [result for ours in found for result in ours.values()]
+    modes = sorted({result.bn for result in every})
+    accountings = sorted({result.accounting for result in every} - {"-"})
     return [
         f"Batch norm in evaluation: {', '.join(modes) or 'no run is finished'}. "
         f"Accounting of SLT's plans: {', '.join(accountings) or 'no SLT run is finished'}. "

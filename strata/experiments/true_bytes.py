@@ -17,30 +17,35 @@ from pathlib import Path
 from typing import Any
 
 from strata.core.sizes import show_bytes
-from strata.execution import flops, memory
+from strata.execution import Execution, flops, memory
 from strata.experiments.base import Asked, Cell, Experiment, runs_of
+from strata.experiments.cells import CellResult, Results
 from strata.experiments.setups import IID, SETUPS, label
 from strata.experiments.tables import HOMOGENEOUS, RESNET, notes, record
 from strata.graph import ChannelGraph
 from strata.methods import SLT
 from strata.models.loading import load_model
-from strata.results import colours, drawing
-from strata.results.cells import Outcome, Results
-from strata.results.formats import Table, write
-from strata.training import LocalTraining
+from strata.results import figures
+from strata.results.appearance import colour_of
+from strata.results.tables import Table, write
+from strata.training import LocalTraining, Workspace
 from strata.training.memory import measured_bytes
-from strata.training.recomputation import placement_of
 
 BATCH = 32
 BY_PEAK = (0.25, 0.5)
 MICRO = {0.125: 8, 0.25: 16}  # the largest powers of two with which the control fits what SLT takes (tested)
 SMALL = {0.125: 0.249, 0.25: 0.343, 0.5: 0.593}  # the widest small model within the true peak of SLT (tested)
 FEDAVG = Cell("cifar10", "resnet20", IID, (1.0,), "fedavg")
+WAYS: tuple[tuple[int | str | None, int | None], ...] = (  # segments, samples at a time
+    (None, None), (2, None), (3, None), (4, None), ("auto", None), (None, 16), (None, 8), (None, 4), ("auto", 16),
+    ("auto", 8), ("auto", 4),
+)  # fmt: skip
+COLOURS = {"SLT, planned by true peak": "#4aa3d8", "FedAvg + checkpointing, micro-batches": "#cf4d76"}
 TITLE = "Accuracy at true peak bytes: CIFAR10, ResNet20, iid"
 
 
 @dataclass(frozen=True)
-class Row:
+class Contender:
     """A method at a constraint, or a control within the bytes that SLT takes there."""
 
     name: str
@@ -67,12 +72,12 @@ def table_true_bytes(asked: Asked) -> Experiment:
     table_rows = rows()
 
     def render(results: Results, out: Path) -> list[Path]:
-        found: list[tuple[Row, Outcome | None]] = []
+        found: list[tuple[Contender, CellResult | None]] = []
         for row in table_rows:
-            every: Sequence[Outcome | None] = results.every(row.cell) if row.fits else ()
+            every: Sequence[CellResult | None] = results.every(row.cell) if row.fits else ()
             found += [(row, one) for one in every or (None,)]
         lengths = results.lengths(row.cell for row in table_rows)
-        with drawing.figure(out, "figure", 1, max(1, len(lengths)), sharey=True) as (axes, pictures):
+        with figures.figure(out, "figure", 1, max(1, len(lengths)), sharey=True) as (axes, pictures):
             for place, rounds in zip(axes[0], lengths, strict=False):
                 own = {row: one for row, one in found if one is not None and one.rounds == rounds}
                 _draw(place, own, results.of(FEDAVG, rounds))
@@ -86,26 +91,28 @@ def table_true_bytes(asked: Asked) -> Experiment:
     return Experiment("table-true-bytes", TITLE, runs_of([row.cell for row in table_rows], asked), render)
 
 
-def rows() -> list[Row]:
+def rows() -> list[Contender]:
     every = []
     for level in RESNET:
         for method in HOMOGENEOUS:
             cell = Cell("cifar10", "resnet20", IID, (level,), method)
-            every.append(Row(label(method), level, cell, label(method)))
+            every.append(Contender(label(method), level, cell, label(method)))
             if method == "slt" and level in BY_PEAK:
                 by_peak = Cell("cifar10", "resnet20", IID, (level,), method, "peak", (("accounting", "peak"),))
-                every.append(Row("SLT, planned by true peak", level, by_peak, "SLT, planned by true peak"))
+                every.append(Contender("SLT, planned by true peak", level, by_peak, "SLT, planned by true peak"))
             if method == "small":
                 wider, name = SMALL[level], f"small model of {SMALL[level]:g}, within SLT's true peak"
-                every.append(Row(name, level, Cell("cifar10", "resnet20", IID, (wider,), method), label(method)))
+                every.append(Contender(name, level, Cell("cifar10", "resnet20", IID, (wider,), method), label(method)))
         name = "FedAvg + checkpointing"
-        every.append(Row(name, level, FEDAVG, name, LocalTraining(BATCH, activation_checkpointing="auto")))
+        every.append(Contender(name, level, FEDAVG, name, LocalTraining(BATCH, activation_checkpointing="auto")))
         if level in MICRO:
             micro = MICRO[level]
             options = (("activation_checkpointing", "auto"), ("micro_batch", micro))
             cell = Cell("cifar10", "resnet20", IID, (1.0,), "fedavg", f"checkpointing-micro-{micro}", options)
             settings = LocalTraining(BATCH, micro_batch=micro, activation_checkpointing="auto")
-            every.append(Row(f"{name}, micro-batches of {micro}", level, cell, f"{name}, micro-batches", settings))
+            every.append(
+                Contender(f"{name}, micro-batches of {micro}", level, cell, f"{name}, micro-batches", settings)
+            )
     return every
 
 
@@ -126,12 +133,17 @@ def planned_bytes(cell: Cell, accounting: str) -> int:
         cuts = [method.plan.cut(step.step) for step in method.plan.steps]
     else:
         cuts = [method.cut_for(0, 0)]
-    return max(memory(network(), cut, BATCH, accounting).total for cut in cuts)
+    return max(memory(network(), cut, Execution(BATCH), accounting).total for cut in cuts)
+
+
+@cache
+def workspace() -> Workspace:
+    return Workspace(network())
 
 
 @cache
 def control_bytes(settings: LocalTraining) -> int:
-    return measured_bytes(network(), network().full(), settings)
+    return measured_bytes(workspace(), network().full(), settings)
 
 
 def slt_bytes(level: float) -> int:
@@ -141,7 +153,7 @@ def slt_bytes(level: float) -> int:
 # --- rendering -------------------------------------------------------------------------------------------------------
 
 
-def _table(found: Sequence[tuple[Row, Outcome | None]]) -> Table:
+def _table(found: Sequence[tuple[Contender, CellResult | None]]) -> Table:
     lines = []
     for row, one in found:
         if not row.fits:
@@ -153,12 +165,12 @@ def _table(found: Sequence[tuple[Row, Outcome | None]]) -> Table:
             accuracy = (str(one), str(one.rounds), str(one.seeds))
         counted = "" if row.paper_bytes is None else show_bytes(row.paper_bytes)
         lines.append((f"{row.level:g}", row.name, counted, show_bytes(row.peak_bytes), _in_runs(row, one), *accuracy))
-    header = ("constraint", "method", "paper's count", "true peak", "peak in the runs", "accuracy in %", "rounds",
-              "seeds")  # fmt: skip
+    bytes_columns = ("paper's count", "true peak", "peak in the runs")
+    header = ("constraint", "method", *bytes_columns, "accuracy in %", "rounds", "seeds")
     return Table("Methods, and FedAvg within the true peak of SLT", header, tuple(lines))
 
 
-def _in_runs(row: Row, one: Outcome | None) -> str:
+def _in_runs(row: Contender, one: CellResult | None) -> str:
     """The runs behind FedAvg + checkpointing are those of plain FedAvg, whose bytes are others."""
     return "" if row.cell == FEDAVG else "–" if one is None else show_bytes(one.peak_bytes)
 
@@ -167,23 +179,20 @@ def _ways() -> Table:
     """What training the whole model takes."""
     plain = flops(network(), network().full())
     lines = []
-    for segments, micro in (
-        (None, None), (2, None), (3, None), (4, None), ("auto", None), (None, 16), (None, 8), (None, 4), ("auto", 16),
-        ("auto", 8), ("auto", 4),
-    ):  # fmt: skip
+    for segments, micro in WAYS:
         settings = LocalTraining(BATCH, micro_batch=micro, activation_checkpointing=segments)
         count, more = 1, 0
         if segments is not None:
-            placement = placement_of(network(), network().full(), settings)
+            placement = workspace().placement(network().full(), settings)
+            assert placement is not None
             count, more = len(placement.cuts) + 1, placement.recomputed_flops
         peak = control_bytes(settings)
         within = [f"{level:g}" for level in RESNET if peak <= slt_bytes(level)]
-        lines.append(
-            (
-                f"{count}{' (auto)' if segments == 'auto' else ''}", str(micro or BATCH), show_bytes(peak),
-                f"+ {100 * more / plain.train:.0f} %", "yes" if micro is None else "no", ", ".join(within) or "none",
-            )
-        )  # fmt: skip
+        shown = f"{count} (auto)" if segments == "auto" else str(count)
+        same_bits = "yes" if micro is None else "no"
+        work = f"+ {100 * more / plain.train:.0f} %"
+        fits = ", ".join(within) or "none"
+        lines.append((shown, str(micro or BATCH), show_bytes(peak), work, same_bits, fits))
     header = ("segments", "samples at a time", "measured peak", "FLOPs", "FedAvg's bits", "within SLT's peak at")
     return Table("FedAvg, the whole model at batch 32", header, tuple(lines))
 
@@ -201,32 +210,35 @@ def _about() -> Sequence[str]:
     )
 
 
-def _record(row: Row, one: Outcome | None) -> dict[str, Any]:
+def _record(row: Contender, one: CellResult | None) -> dict[str, Any]:
     return {
-        "row": row.name, "constraint": row.level, **record(row.cell, one),
-        "paper_bytes": row.paper_bytes, "true_peak_bytes": row.peak_bytes,
+        "row": row.name,
+        "constraint": row.level,
+        **record(row.cell, one),
+        "paper_bytes": row.paper_bytes,
+        "true_peak_bytes": row.peak_bytes,
         "run_peak_bytes": one.peak_bytes if one and row.cell != FEDAVG else None,
-        "control": row.control is not None, "fits": row.fits,
-    }  # fmt: skip
+        "control": row.control is not None,
+        "fits": row.fits,
+    }
 
 
-def _draw(axes: Any, found: dict[Row, Outcome], full: Outcome | None) -> None:
-    series: dict[str, list[Row]] = {}
+def _draw(axes: Any, found: dict[Contender, CellResult], full: CellResult | None) -> None:
+    series: dict[str, list[Contender]] = {}
     for row in found:
         if not (row.control and row.cell == FEDAVG):
             series.setdefault(row.series, []).append(row)
-    styles = {**{label(method): colours.METHODS[method] for method in HOMOGENEOUS},
-              "SLT, planned by true peak": "#4aa3d8", "FedAvg + checkpointing, micro-batches": "#cf4d76"}  # fmt: skip
+    styles = {**{label(method): colour_of(method) for method in HOMOGENEOUS}, **COLOURS}
     for name, own in series.items():
         points = sorted((row.peak_bytes / 2**20, found[row].mean, found[row].std or 0.0) for row in own)
         x, y, spread = zip(*points, strict=True)
-        axes.errorbar(x, y, spread, marker="o", markersize=4, capsize=2, color=styles[name], label=name)
+        figures.points(axes, x, y, spread, color=styles[name], label=name)
     if full is not None:
         least, most = (
             control_bytes(LocalTraining(BATCH, activation_checkpointing=way)) / 2**20 for way in ("auto", None)
         )
-        axes.plot([least, most], [full.mean] * 2, "--", marker="s", markersize=4, color=colours.METHODS["fedavg"],
-                  label="FedAvg, with checkpointing to without")  # fmt: skip
+        style = {"color": colour_of("fedavg"), "label": "FedAvg, with checkpointing to without"}
+        axes.plot([least, most], [full.mean] * 2, "--", marker="s", markersize=4, **style)
     axes.set(xlabel="true peak of the largest device in MiB", xlim=(0, None), ylim=(0, None))
 
 

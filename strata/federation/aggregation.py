@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from strata.core.errors import BadInput
 from strata.engines import Outcome
+from strata.methods.aggregate import Aggregate
 
 if TYPE_CHECKING:
     from strata.graph import Cut
@@ -30,22 +31,6 @@ def in_order(outcomes: Iterable[Outcome]) -> Iterator[Outcome]:
             yield early.pop(turn)
             turn += 1
     assert not early, "the engine left jobs unanswered"
-
-
-class Aggregate(Protocol):
-    """What a round's updates go into, one by one."""
-
-    @property
-    def updates(self) -> int: ...
-
-    @property
-    def changed(self) -> Iterable[str]:
-        """The parameters that get new values."""
-
-    def add(self, cut: Cut, update: Mapping[str, Tensor], weight: float = 1.0) -> None: ...
-
-    def means(self) -> Iterator[tuple[str, Tensor, Tensor]]:
-        """(name, what the devices make of it, which coordinates have that), in the server's dtype and state order."""
 
 
 class RunningMean:

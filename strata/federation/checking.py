@@ -9,11 +9,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from strata.core.errors import one_line
+from strata.data.objectives import Objective
+
 if TYPE_CHECKING:
     from strata.methods import Task
 
 
-LARGEST_LOSS = 1e6  # far above what a network has that still learns; more would only spoil the round's mean
+LARGEST_LOSS = Objective.largest_loss  # far above what a network has that still learns, unless the objective says so
 MOST_SAMPLES, MOST_BYTES = 2**40, 2**50
 LARGEST_COUNT = 2**62  # sums of a few still fit into 64 bits
 
@@ -24,16 +27,22 @@ def problem_with(
     state: Mapping[str, Tensor],
     norm_bound: float | None = None,
     most_samples: int = MOST_SAMPLES,
+    largest_loss: float = LARGEST_LOSS,
 ) -> str | None:
     """The first thing wrong with this answer to `task`, or None. `most_samples`: that the device is known to have."""
     try:
-        return _problem(update, task, state, norm_bound, most_samples)
+        return _problem(update, task, state, norm_bound, most_samples, largest_loss)
     except (AttributeError, TypeError, ValueError, OverflowError) as error:  # not even the form of an update
-        return f"not an update ({type(error).__name__}: {error})"
+        return f"not an update ({one_line(error, kind=True)})"
 
 
 def _problem(
-    update: Any, task: Task, state: Mapping[str, Tensor], norm_bound: float | None, most_samples: int
+    update: Any,
+    task: Task,
+    state: Mapping[str, Tensor],
+    norm_bound: float | None,
+    most_samples: int,
+    largest_loss: float,
 ) -> str | None:
     if update is None:
         return "sent nothing"
@@ -66,7 +75,7 @@ def _problem(
             return f"its change has norm {math.sqrt(squares):.3g}, above the bound of {norm_bound:g}"
     if not is_count(update.samples) or not 1 <= update.samples <= most_samples:
         return f"says it trained on {_shown(update.samples)} samples, of at most {most_samples}"
-    if not isinstance(update.loss, float) or not abs(update.loss) <= LARGEST_LOSS:
+    if not isinstance(update.loss, float) or not abs(update.loss) <= largest_loss:
         return f"its loss is {_shown(update.loss)}"
     if not is_count(update.peak_bytes) or update.peak_bytes > MOST_BYTES:
         return f"its peak memory is {_shown(update.peak_bytes)}"

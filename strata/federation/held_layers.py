@@ -46,6 +46,8 @@ class Holdings:
         wanted = frozen_parts(cut)
         total = 0
         for name, each in value_bytes.items():
+            if name not in cut.shapes:  # of another output than the one that is trained
+                continue
             has = name in wanted and held.get(name) == wanted[name] and self.changed.get(name, -1) < since
             total += 0 if has else each * math.prod(cut.shapes[name])
         return total

@@ -6,19 +6,22 @@ import secrets
 import traceback
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from strata.core.errors import one_line
+from strata.data.objectives import Classification
 from strata.engines.base import EngineFailed, Parts
 from strata.graph import ChannelGraph, Cut
 from strata.training import (
     Evaluation,
     LocalTraining,
     Update,
+    Workspace,
     calibration_indices,
     combine,
     evaluate_units,
@@ -31,11 +34,13 @@ from strata.training import (
 )
 
 if TYPE_CHECKING:
-    from strata.data import ImageSet
+    from strata.data import Objective, Samples
     from strata.engines import Engine
-    from strata.methods import Task
+    from strata.graph.inputs import InputSpec
+    from strata.methods import DeviceState, Task
 
-UNITS_PER_JOB = {"re-estimated": 8, "batch": 1}  # batches of 64 or 1024 images: jobs small enough to share evenly
+CLASSIFICATION = Classification()
+UNITS_PER_JOB = {"re-estimated": 8, "batch": 1}  # batches of 64 or 1024 samples: jobs small enough to share evenly
 
 
 @dataclass(frozen=True)
@@ -46,6 +51,8 @@ class TrainJob:
     samples: np.ndarray
     lr: float
     seed: int
+    keeping: DeviceState | None = None  # with what the device `kept`, where the method wants it to keep something
+    kept: Mapping[str, Tensor] = field(default_factory=dict)
 
     devices: ClassVar[int] = 1  # whose work a job is: an engine gives it up after so many times its time limit
 
@@ -79,7 +86,7 @@ class EvaluateJob:
     bn: str
     numbers: tuple[int, ...]
     seed: int
-    calibration: str = "train"  # whose images batch norm's statistics come from: a part, or the devices'
+    calibration: str = "train"  # whose samples batch norm's statistics come from: a part, or the devices'
     devices: ClassVar[int] = 0  # the server's own work has no limit
     evaluation: str = field(default_factory=lambda: secrets.token_hex(8))  # jobs that share it have the same weights
 
@@ -97,53 +104,54 @@ class FinishJob:
 @dataclass
 class DeviceProgram:
     model: nn.Module
-    input_shape: tuple[int, ...]
-    train: ImageSet
-    parts: Mapping[str, ImageSet]
+    inputs: InputSpec | tuple[int, ...]
+    train: Samples
+    parts: Mapping[str, Samples]
     training: LocalTraining
-    graph: ChannelGraph | None = field(default=None, compare=False)
+    workspace: Workspace | None = field(default=None, compare=False)  # of the process that does the work
     _calibrated: tuple[str, dict[str, Tensor]] | None = field(default=None, compare=False)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "graph": None, "_calibrated": None}
+        return {**self.__dict__, "workspace": None, "_calibrated": None}
 
     def ready(self) -> None:
         if self.training.kernels:  # decided by another machine, perhaps
             kernels.require()
-        if self.graph is None:
-            self.graph = ChannelGraph(self.model, input_shape=self.input_shape)
+        if self.workspace is None:
+            self.workspace = Workspace(ChannelGraph(self.model, self.inputs))
 
     def __call__(self, job: TrainJob | CohortJob | EvaluateJob | FinishJob, state: Mapping[str, Tensor] | Parts) -> Any:
-        assert self.graph is not None
+        assert self.workspace is not None
         if isinstance(job, TrainJob):
-            tensors = _extracted(job.task.cut, state)
-            return train_device(self.graph, job.task, tensors, *self._own(job), self.training, job.lr, job.seed)
+            return self._train(job, _extracted(job.task.cut, state))
         if isinstance(job, CohortJob):
             return self._train_together(job.jobs, state)
         if isinstance(job, FinishJob):
             state = _widened(job.cut, state)
-            return plain_state(self.graph, job.cut, state, self._calibration(job), self.training)
-        part = self.parts[job.part]
-        return evaluate_units(
-            self.graph, job.cut, self._tensors(job, state), part.images, part.labels, self.training, job.bn, job.numbers
-        )
+            return plain_state(self.workspace, job.cut, state, self._calibration(job), self.training)
+        tensors, part = self._tensors(job, state), self.parts[job.part]
+        return evaluate_units(self.workspace, job.cut, tensors, part, self.training, job.bn, job.numbers)
 
-    def _own(self, job: TrainJob) -> tuple[Tensor, Tensor]:
-        """The device's images and labels."""
-        index = torch.from_numpy(np.ascontiguousarray(job.samples))
-        return self.train.images[index], self.train.labels[index]
+    def _train(self, job: TrainJob, received: dict[str, Tensor]) -> Update:
+        assert self.workspace is not None
+        task, own, keeping = job.task, self.train.subset(job.samples), job.keeping
+        if keeping is None:
+            return train_device(self.workspace, task, received, own, self.training, job.lr, job.seed)
+        start = keeping.before(task, received, job.kept)
+        update = train_device(self.workspace, task, start, own, self.training, job.lr, job.seed)
+        sent, kept = keeping.after(task, received, update.tensors, job.kept)
+        return replace(update, tensors=sent, kept=kept)
 
     def _train_together(self, jobs: Sequence[TrainJob], state: Mapping[str, Tensor] | Parts) -> list[Update | Failed]:
-        assert self.graph is not None
+        assert self.workspace is not None
         tasks = [job.task for job in jobs]
         updates, reason = None, ""
         try:
-            updates = train_cohort(
-                self.graph, tasks, [_extracted(task.cut, state) for task in tasks], [self._own(job) for job in jobs],
-                self.training, jobs[0].lr, jobs[0].seed,
-            )  # fmt: skip
+            tensors = [_extracted(task.cut, state) for task in tasks]
+            own = [self.train.subset(job.samples) for job in jobs]
+            updates = train_cohort(self.workspace, tasks, tensors, own, self.training, jobs[0].lr, jobs[0].seed)
         except Exception as error:  # whoever is to blame shows when each is on its own
-            reason = f"{type(error).__name__}: {error}"
+            reason = one_line(error, kind=True)
         if updates is not None:
             return list(updates)
         alone = [self._alone(job, state) for job in jobs]
@@ -156,21 +164,21 @@ class DeviceProgram:
             update: Update = self(job, state)
             return update
         except Exception as error:
-            return Failed(f"{type(error).__name__}: {error}", traceback.format_exc())
+            return Failed(one_line(error, kind=True), traceback.format_exc())
 
     def _tensors(self, job: EvaluateJob, state: Mapping[str, Tensor] | Parts) -> dict[str, Tensor]:
         if job.bn == "batch":
             return _extracted(job.cut, state)
-        assert self.graph is not None
+        assert self.workspace is not None
         if self._calibrated is None or self._calibrated[0] != job.evaluation:
             extracted = _extracted(job.cut, state)
-            made = reestimated(self.graph, job.cut, extracted, self._calibration(job), self.training)
+            made = reestimated(self.workspace, job.cut, extracted, self._calibration(job), self.training)
             self._calibrated = (job.evaluation, made)
         return self._calibrated[1]
 
-    def _calibration(self, job: EvaluateJob | FinishJob) -> Tensor:
+    def _calibration(self, job: EvaluateJob | FinishJob) -> Samples:
         source = self.train if job.calibration == "train" else self.parts[job.calibration]
-        return source.images[calibration_indices(len(source), job.seed)]
+        return source.subset(calibration_indices(len(source), job.seed))
 
 
 def cuts_of(job: TrainJob | CohortJob | EvaluateJob | FinishJob) -> tuple[Cut, ...]:
@@ -198,17 +206,26 @@ def _widened(cut: Cut, state: Mapping[str, Tensor] | Parts) -> Mapping[str, Tens
 
 
 def evaluate(
-    engine: Engine, state: Mapping[str, Tensor], cut: Cut, samples: int, part: str, bn: str, round: int, seed: int,
+    engine: Engine,
+    state: Mapping[str, Tensor],
+    cut: Cut,
+    samples: int,
+    part: str,
+    bn: str,
+    round: int,
+    seed: int,
     calibration: str = "train",
-) -> Evaluation:  # fmt: skip
-    """Accuracy of the cut on a part of the data, by the engine's workers; the same bits however they share it."""
+    objective: Objective = CLASSIFICATION,
+) -> Evaluation:
+    """The cut's score on a part of the data, by the engine's workers; the same bits however they share it."""
     count = units(samples, bn)
     each, name = UNITS_PER_JOB[bn], secrets.token_hex(8)
     jobs = [
         EvaluateJob(cut, round, part, bn, tuple(range(start, min(start + each, count))), seed, calibration, name)
         for start in range(0, count, each)
     ]
-    return combine([unit for result in results(engine, jobs, state) for unit in result], bn)
+    found = [unit for result in results(engine, jobs, state) for unit in result]
+    return combine(found, bn, objective)
 
 
 def final_state(

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 from strata.core.errors import BadInput
 from strata.engines import Engine, Outcome
 from strata.federation.aggregation import Aggregate, RunningMean, ServerOptimizer, in_order
-from strata.federation.checking import problem_with
+from strata.federation.checking import LARGEST_LOSS, problem_with
+from strata.federation.device_store import DeviceStore
 from strata.federation.jobs import CohortJob, Failed, TrainJob
 from strata.federation.privacy import Privacy, PrivateSum, Reach
 from strata.federation.robust import FEWEST, KeptUpdates, Robust, updates_needed
@@ -47,6 +48,8 @@ class RoundSettings:
     privacy: Privacy | None = None
     recomputed_flops: Callable[[Cut], int] | None = None  # per sample, that activation checkpointing adds
     adjusted: Callable[[Method, int], Method] | None = None  # the method for this attempt at a round: levels may change
+    largest_loss: float = LARGEST_LOSS  # that is believed of a device
+    store: DeviceStore | None = None  # where devices keep what the method wants them to keep
 
     def __post_init__(self) -> None:
         if self.per_round < 1:
@@ -152,7 +155,7 @@ def _attempt(
         devices = fleet.sample(round, attempt, settings.per_round, tally.asked, method.can_train)
         if len(devices) < settings.needed:  # the fleet has no others: the same ones once more
             devices = fleet.sample(round, attempt, settings.per_round, usable=method.can_train)
-        mean = KeptUpdates(state.tensors, settings.robust) if settings.robust else RunningMean(state.tensors)
+        mean = _aggregate(state, method, settings)
     cuts: dict[int, Cut] = {}
     jobs: list[TrainJob] = []
     value_bytes = {name: state.tensors[name].element_size() for name in method.graph.parameter_names}
@@ -173,7 +176,10 @@ def _attempt(
         tally.dropped.pop(device, None)
         excuse = fleet.excuse(round, attempt, device)
         if excuse is None:
-            jobs.append(TrainJob(task, settings.partition[device], settings.lr(round), settings.seed))
+            job = TrainJob(task, settings.partition[device], settings.lr(round), settings.seed)
+            if settings.store is not None:
+                job = replace(job, keeping=method.device_state, kept=settings.store.read(device, round))
+            jobs.append(job)
         else:
             tally.dropped[device] = excuse
             count_download(task)
@@ -184,7 +190,9 @@ def _attempt(
         task, update = job.task, outcome.result
         if outcome.sent:
             count_download(task)
-        reason = outcome.reason or problem_with(update, task, state.tensors, settings.norm_bound, len(job.samples))
+        reason = outcome.reason or problem_with(
+            update, task, state.tensors, settings.norm_bound, len(job.samples), settings.largest_loss
+        )
         if outcome.reason is None:  # whatever came, the device worked and sent
             tally.train_flops += flops(task) * len(job.samples) * settings.epochs
             tally.upload_bytes += trained_bytes(task.cut)
@@ -193,10 +201,19 @@ def _attempt(
             log(f"round {round}, device {task.device}: {reason}" + (f"\n{outcome.detail}" if outcome.detail else ""))
             continue
         mean.add(task.cut, update.tensors, float(update.samples) if settings.weighted else 1.0)
+        if settings.store is not None and update.kept is not None:
+            settings.store.write(task.device, round, update.kept)
         tally.peak_bytes = max(tally.peak_bytes, update.peak_bytes)
         tally.loss_sum += update.loss * update.samples
         tally.samples += update.samples
     return mean, cuts
+
+
+def _aggregate(state: FederationState, method: Method, settings: RoundSettings) -> Aggregate:
+    own = method.aggregation(state.round, state.tensors)
+    if own is not None:
+        return own
+    return KeptUpdates(state.tensors, settings.robust) if settings.robust else RunningMean(state.tensors)
 
 
 def _answers(

@@ -1,12 +1,21 @@
-"""`strata fleet`: a real fleet on Flower, without its sharp edges.
+"""`strata fleet`: a real fleet on Flower, without its sharp edges. Nothing outside this folder touches Flower.
 
-keys, certificates      who may talk to whom
-environment, addresses  what every process we start is told, and where it listens
-app                     the one bundle that runs: it names Strata's own apps and holds no code
-guard, superlink        the server's process: Flower's SuperLink behind a door
-supernode               the device's process: Flower's SuperNode that runs nothing but Strata
-children                starting processes and ending them again
-server, device, submitting, status, control     what the commands do
+protocol/    what travels: settings of devices and runs, messages as bytes, their place in Flower's messages
+security/    keys and certificates (who may talk to whom), addresses, the guard before the server's port
+server/      `strata fleet server`: its process (superlink), who is admitted (admission)
+             `strata fleet run`: handed in (submission), played on the server (server_app, run): who is there (members),
+             which level each has (levels), messages and answers (messages, engine), evaluation by devices
+             `strata fleet status`, and the control interface that all of them use (control)
+device/      `strata fleet device`: its process (supernode); a message comes in (client_app), goes to the process that
+             has the model ready (work_socket, work_process) and is worked on under a memory cap (work)
 
-Nothing here imports torch, and Flower only where it is needed: a device's memory is for training.
+and for both sides
+flower_patches     all that is changed inside Flower, and why
+app_bundle         the one bundle that runs: it names Strata's own apps and holds no code
+app_processes      starts those apps, in place of Flower's SuperExec
+environment        what every process we start is told
+log_filter, output what the commands print
+
+Only what trains or aggregates imports torch, and Flower is imported only where it is needed: a device's memory is for
+training.
 """

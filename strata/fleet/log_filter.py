@@ -20,13 +20,13 @@ EXPECTED = {
 FAILED = ("strata.federation.rounds.RoundFailed", "strata.engines.base.EngineFailed")
 
 
-class Words:
+class LogFilter:
     def __init__(self, show: Callable[[str], None]) -> None:
         self._show = show
         self._rest = ""  # a line that has not ended yet
         self._trace: list[str] | None = None
 
-    def hear(self, text: str) -> None:
+    def feed(self, text: str) -> None:
         *lines, self._rest = (self._rest + COLOUR.sub("", text)).split("\n")
         for line in lines:
             self._line(line)

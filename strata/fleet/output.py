@@ -11,12 +11,12 @@ from strata.core.sizes import show_bytes
 from strata.fleet.protocol.settings import RunSettings
 
 if TYPE_CHECKING:
-    from strata.fleet.security.keys import Made
+    from strata.fleet.security.keys import NewKeys
     from strata.fleet.server.status import FleetState
     from strata.fleet.server.submission import Ending
 
 
-def what_goes_where(made: Made) -> str:
+def what_goes_where(made: NewKeys) -> str:
     from strata.fleet.security.certificates import expiry_of, hosts_of
 
     folder = made.folder
@@ -56,7 +56,7 @@ def close(ending: Ending, settings: RunSettings, as_json: bool, local: bool) -> 
         state = {"run": str(ending.run_id), "state": ending.status, "details": ending.details, "out": settings.out}
         print(json.dumps({**state, **(summary or {})}, indent=2))
     elif summary is not None:
-        from strata.cli.run import summarise
+        from strata.runs.progress import summarise
         from strata.runs.session import Result
 
         summarise(Result(out, summary))

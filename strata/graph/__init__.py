@@ -5,7 +5,7 @@ from strata.graph.graph import ChannelGraph
 from strata.graph.inputs import Input, InputSpec
 from strata.graph.propagation import Pinned
 from strata.graph.rows import floor_of
-from strata.graph.sized import Ref, SizedOp
 from strata.graph.submodel import SubModel
+from strata.ops.sized import Ref, SizedOp
 
 __all__ = ["ChannelGraph", "Cut", "Input", "InputSpec", "Pinned", "Ref", "SizedOp", "SubModel", "floor_of"]

@@ -5,14 +5,14 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from strata.core.errors import BadInput
+from strata.core.errors import BadInput, one_line
 
 Kept = tuple[int, ...] | None  # sorted indices along one dim; None = all
 FORMAT = 1
@@ -22,7 +22,8 @@ FORMAT = 1
 class Cut:
     """Kept indices per dim of every parameter and buffer, and the names of frozen parameters.
 
-    `entries` has one (name, kept per dim) for each state entry in state order, `full_shapes` the uncut shapes.
+    `entries` has one (name, kept per dim) for each state entry in state order, `full_shapes` the uncut shapes. With an
+    `output` it holds only what this one of the model's outputs needs (ChannelGraph.for_output).
     """
 
     graph_hash: str
@@ -30,6 +31,7 @@ class Cut:
     full_shapes: tuple[tuple[int, ...], ...]
     parameters: frozenset[str]
     frozen: frozenset[str]
+    output: str | None = None  # None: the first, and all that others need is there too
 
     def __post_init__(self) -> None:
         unknown = self.frozen - self.parameters
@@ -57,7 +59,7 @@ class Cut:
 
     @cached_property
     def _hash_value(self) -> int:
-        return hash((self.graph_hash, self.entries, self.frozen))
+        return hash((self.graph_hash, self.entries, self.frozen, self.output))
 
     def __hash__(self) -> int:
         return self._hash_value
@@ -103,12 +105,16 @@ class Cut:
     def within(self, outer: Cut) -> Cut:
         """The same part in the coordinates of outer's submodel; every kept index must be in outer."""
         entries = []
-        for (name, kept), (_, around) in zip(self.entries, outer.entries, strict=True):
+        for name, kept in self.entries:
+            if name not in outer.kept:
+                raise BadInput(f"the inner cut keeps {name}, which the outer cut does not have.")
+            around = outer.kept[name]
             entries.append((name, tuple(_relative(k, o, name) for k, o in zip(kept, around, strict=True))))
-        return Cut(self.graph_hash, tuple(entries), tuple(outer.shapes.values()), self.parameters, self.frozen)
+        shapes = tuple(outer.shapes[name] for name, _ in self.entries)
+        return replace(self, entries=tuple(entries), full_shapes=shapes)
 
     def with_frozen(self, frozen: frozenset[str]) -> Cut:
-        return Cut(self.graph_hash, self.entries, self.full_shapes, self.parameters, frozen)
+        return replace(self, frozen=frozen)
 
     # --- as text -----------------------------------------------------------------------------------------------
 
@@ -117,6 +123,7 @@ class Cut:
             "format": FORMAT,
             "graph": self.graph_hash,
             "frozen": sorted(self.frozen),
+            **({"output": self.output} if self.output is not None else {}),
             "entries": [
                 {
                     "name": name,
@@ -147,9 +154,11 @@ class Cut:
             if len({name for name, _ in entries}) != len(entries):
                 raise BadInput("the cut names an entry twice.")
             frozen = frozenset(str(name) for name in value["frozen"])
-            return Cut(str(value["graph"]), tuple(entries), tuple(shapes), frozenset(parameters), frozen)
+            output = value.get("output")
+            output = None if output is None else str(output)
+            return Cut(str(value["graph"]), tuple(entries), tuple(shapes), frozenset(parameters), frozen, output)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise BadInput(f"this is not a cut in JSON form: {type(error).__name__} {error}.") from error
+            raise BadInput(f"this is not a cut in JSON form: {one_line(error, kind=True)}.") from error
 
 
 def _take(tensor: Tensor, dim: int, kept: tuple[int, ...]) -> Tensor:

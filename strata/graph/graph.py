@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -18,7 +18,7 @@ from strata.graph.cut import Cut, Kept
 from strata.graph.export import EXAMPLE_BATCH, Exported, check_weights
 from strata.graph.inputs import InputsLike, InputSpec
 from strata.graph.layers import find_layers
-from strata.graph.outputs import further_scores
+from strata.graph.outputs import further_scores, needed_for
 from strata.graph.propagation import Pinned, Propagation
 from strata.graph.rows import Rows, Run
 from strata.graph.sized import SizedOp, sized_ops, static_of
@@ -59,6 +59,10 @@ class Mode:
     @property
     def output(self) -> fx.Node:
         return next(iter(self.outputs.values()))
+
+    def needed(self, output: str) -> set[fx.Node]:
+        """What this output needs."""
+        return needed_for(self.graph, self.outputs[output], len(self.outputs))
 
 
 class ChannelGraph:
@@ -191,7 +195,39 @@ class ChannelGraph:
 
     def freeze(self, cut: Cut, k_frozen: int) -> Cut:
         """The same cut with layers 1..k_frozen frozen, for methods of your own (docs/methods.md)."""
-        return cut.with_frozen(self._layers_up_to(k_frozen) | self.fixed)
+        return cut.with_frozen((self._layers_up_to(k_frozen) | self.fixed) & cut.parameters)
+
+    def for_output(self, cut: Cut, output: str) -> Cut:
+        """The same cut for one of several `outputs`: what that one does not need is not sent, trained nor counted."""
+        name = self.output_named(output)
+        if cut.output not in (None, name):
+            raise BadInput(f"the cut is already for the output {cut.output}: make it for {name} from the start.")
+        absent = self._not_needed(name)
+        left = [
+            (entry, shape) for entry, shape in zip(cut.entries, cut.full_shapes, strict=True) if entry[0] not in absent
+        ]
+        made = replace(
+            cut,
+            entries=tuple(entry for entry, _ in left),
+            full_shapes=tuple(shape for _, shape in left),
+            parameters=cut.parameters - absent,
+            frozen=cut.frozen - absent,
+            output=name,
+        )
+        self._remember(made, self.kept_table(cut))
+        return made
+
+    def union(self, cuts: Sequence[Cut]) -> Cut:
+        """All that is in one of these cuts, trained if one of them trains it: to send and to receive, not to run."""
+        kept = {}
+        for name in self.state_shapes:
+            held = [cut.kept[name] for cut in cuts if name in cut.kept]
+            if held:
+                kept[name] = tuple(_either(indices) for indices in zip(*held, strict=True))
+        frozen = frozenset(kept) - {name for cut in cuts for name in cut.trained}
+        parameters = frozenset(self.parameter_names) & frozenset(kept)
+        shapes = tuple(self.state_shapes[name] for name in kept)
+        return Cut(self.hash, tuple(kept.items()), shapes, parameters, frozen & parameters)
 
     @property
     def sources(self) -> tuple[str, ...]:
@@ -212,12 +248,13 @@ class ChannelGraph:
     def submodel(self, cut: Cut, state: Mapping[str, Tensor] | None = None, output: str | None = None) -> SubModel:
         """The small network, with the same parameter names. `state` is what cut.extract() gave.
 
-        It returns the one of `outputs` that is named, or else the first; what only others need does not run."""
-        return SubModel(self, cut, self.kept_table(cut), state, self.output_named(output))
+        It returns the one of `outputs` that is named, or the cut's, or else the first; what only others need does not
+        run."""
+        return SubModel(self, cut, self.kept_table(cut), state, self.output_named(output or cut.output))
 
     def sized(self, cut: Cut, batch_size: int, mode: str = "train", output: str | None = None) -> list[SizedOp]:
         """Every value of the cut graph with its shape, in execution order, for counting costs."""
-        return sized_ops(self, cut, self.kept_table(cut), batch_size, mode, self.output_named(output))
+        return sized_ops(self, cut, self.kept_table(cut), batch_size, mode, self.output_named(output or cut.output))
 
     def output_named(self, name: str | None) -> str:
         """None is the first."""
@@ -235,8 +272,12 @@ class ChannelGraph:
             wanted = {
                 name: [c for c, keep in zip(classes, self._mask_of(cut, name), strict=True) if keep]
                 for name, classes in self._source_classes.items()
+                if name in cut.kept
             }
-            if self._cut(self._choose(wanted), cut.frozen) != cut:
+            made = self._cut(self._choose(wanted), cut.frozen)
+            if cut.output is not None:
+                made = self.for_output(made, cut.output)
+            if made != cut:
                 raise BadInput("the cut keeps channels that do not hang together in this model.")
         return self._tables[cut]
 
@@ -344,10 +385,23 @@ class ChannelGraph:
         )
         shapes = tuple(self.state_shapes.values())
         cut = Cut(self.hash, entries, shapes, frozenset(self.parameter_names), frozen | self.fixed)
+        self._remember(cut, KeptTable(masks))
+        return cut
+
+    def _remember(self, cut: Cut, table: KeptTable) -> None:
         if len(self._tables) >= 64:  # random cuts come without end
             self._tables.pop(next(iter(self._tables)))
-        self._tables[cut] = KeptTable(masks)
-        return cut
+        self._tables[cut] = table
+
+    def _not_needed(self, output: str) -> frozenset[str]:
+        """What only other outputs than this one use, of the parameters and buffers."""
+        used: dict[bool, set[str]] = {True: set(), False: set()}
+        for mode in self._modes.values():
+            needed = mode.needed(output)
+            for node in mode.graph.nodes:
+                if node.op == "get_attr":
+                    used[node in needed].add(str(node.target))
+        return frozenset(used[False] - used[True])
 
     def _layers_up_to(self, k: int) -> frozenset[str]:
         return frozenset(name for name, layer in self.layer_of.items() if layer <= k)
@@ -374,6 +428,12 @@ class ChannelGraph:
 
     def mode(self, name: str) -> Mode:
         return self._modes[name]
+
+
+def _either(indices: Sequence[Kept]) -> Kept:
+    """Kept along a dim by one of them."""
+    some = [one for one in indices if one is not None]
+    return tuple(sorted({index for one in some for index in one})) if len(some) == len(indices) else None
 
 
 class KeptTable:

@@ -35,7 +35,7 @@ def further_scores(outputs: dict[str, fx.Node]) -> list[fx.Node]:
 def needed_for(graph: fx.Graph, output: fx.Node, outputs: int) -> set[fx.Node]:
     """The nodes that this one of several outputs needs; what only the others need does not run.
 
-    What changes one of these values, or the model's state (a counter of batches), in place is needed too."""
+    What changes one of these values in place is needed too, and what counts in a module that runs (batches)."""
     if outputs == 1:
         return set(graph.nodes)
     needed: set[fx.Node] = set()
@@ -57,13 +57,19 @@ def _add_with_inputs(node: fx.Node, needed: set[fx.Node]) -> None:
             waiting += one.all_input_nodes
 
 
+def _owner(node: fx.Node) -> str:
+    """The module that a parameter or buffer belongs to."""
+    return str(node.target).rpartition(".")[0]
+
+
 def _changes(node: fx.Node, needed: set[fx.Node]) -> bool:
     schema = getattr(node.target, "_schema", None)
     if node.op != "call_function" or schema is None or not schema.is_mutable:
         return False
+    owners = {_owner(one) for one in needed if one.op == "get_attr"}
     value: Any = node.args[0]
     while isinstance(value, fx.Node):  # through views, to what holds the memory
-        if value in needed or value.op == "get_attr":
+        if value in needed or (value.op == "get_attr" and _owner(value) in owners):
             return True
         value = value.args[0] if value.args and _may_share_memory(value) else None
     return False

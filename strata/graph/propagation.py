@@ -17,10 +17,10 @@ from torch import Tensor, fx
 from strata.core.errors import BadInput
 from strata.graph.channels import ALWAYS, Channels, Ids
 from strata.graph.values import concrete_size
-from strata.ops.channels import RULES, Unsupported, family
+from strata.ops import RuleFailed, Unsupported, operator_of
+from strata.ops.channels import family
 
 LABEL_BATCH = 2
-WEIGHTED = {"linear", "embedding", *(f"conv{t}{d}d" for t in ("", "_transpose") for d in (1, 2, 3))}
 LARGEST_FOLLOWER = 1 << 20  # elements of a parameter that may be labelled one by one
 
 
@@ -78,15 +78,19 @@ class Propagation:
             return self._scalar(node)
         if family(node) == "getitem":
             return self.values[node.args[0]][node.args[1]]  # type: ignore[index]
-        known = RULES.get(family(node))
-        if known is not None:
-            try:
-                return known(self, node)
-            except BadInput:
-                raise
-            except Exception:
-                pass  # Unsupported, or a use that whoever wrote the rule did not foresee
-        return self._unknown(node)
+        rule = operator_of(node.target).channels
+        if rule is None:
+            return self._unknown(node)
+        try:
+            return rule(self, node)
+        except Unsupported:
+            return self._unknown(node)
+        except BadInput:
+            raise
+        except Exception as error:
+            where = _source_line(node) or "source unknown"
+            message = f"the channel rule of {node.target} failed ({where}): {type(error).__name__}: {error}"
+            raise RuleFailed(message) from error
 
     def _unknown(self, node: fx.Node) -> Any:
         inputs = self.tensor_inputs(node)
@@ -113,7 +117,7 @@ class Propagation:
         for node in graph.nodes:
             if node.op != "get_attr" or node.target not in self.parameters:
                 continue
-            users = [user for user in node.users if family(user) in WEIGHTED]
+            users = [user for user in node.users if operator_of(user.target).is_layer]
             if len(users) > 1:
                 raise BadInput(
                     f"weight {node.target} is used {len(users)} times in one forward pass; "
@@ -141,8 +145,9 @@ class Propagation:
     def labels(self, x: Any) -> Tensor:
         if self.is_state(x):
             return self._follower(str(x.target), self.shape_of(x))
-        value = self.values[x]
-        assert isinstance(value, Tensor), x
+        value = self.values.get(x) if isinstance(x, fx.Node) else None
+        if not isinstance(value, Tensor):
+            raise Unsupported  # a number, or a list of tensors, where the rule takes a tensor
         return value
 
     def varying(self, labels: Tensor) -> list[int]:
@@ -234,7 +239,10 @@ class Propagation:
         direct = [x for x in inputs if self.is_state(x) and values]
         met: Tensor | None = None
         for x in values or inputs:
-            labels = self.labels(x).expand(shape)
+            try:
+                labels = self.labels(x).expand(shape)
+            except RuntimeError as error:
+                raise Unsupported from error  # not element by element
             met = labels if met is None else self._join_two(met, labels, tie)
         if met is None:
             return _expanded(shape, None, None)
@@ -268,7 +276,19 @@ class Propagation:
         target: Any = node.target
         if family(node) in ("view", "_unsafe_view"):
             target = torch.ops.aten.reshape.default  # expanded ids have no view
-        return target(*value(tuple(node.args)), **{k: value(v) for k, v in node.kwargs.items()})
+        try:
+            found = target(*value(tuple(node.args)), **{k: value(v) for k, v in node.kwargs.items()})
+        except (RuntimeError, TypeError, ValueError, IndexError) as error:
+            raise Unsupported from error  # the operation does more than to move elements
+        several = isinstance(found, (list, tuple))
+        expected = node.meta["val"] if several else [node.meta["val"]]
+        shapes = [tuple(one.shape) for one in (found if several else [found])]
+        if shapes != [concrete_shape(one, LABEL_BATCH) for one in expected]:
+            raise Unsupported  # where to is itself said by a tensor
+        return found
+
+    def concatenated(self, labels: Tensor) -> None:
+        self.concatenations.append(labels)
 
     def tie_groups(self, ids: Ids, groups: int) -> Ids:
         """Channels of one group are kept or dropped together; returns one id per group."""

@@ -3,43 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, fx
 
 from strata.graph.cut import Cut
-from strata.graph.outputs import needed_for
 from strata.graph.rewrite import steps
 from strata.graph.values import BatchSize
+from strata.ops import operator_of
 from strata.ops.resize import Call
+from strata.ops.sized import Ref, SizedOp
 
 if TYPE_CHECKING:
     from strata.graph.graph import ChannelGraph, KeptTable, Mode
 
 Shape = tuple[int, ...]
-
-
-class Ref(NamedTuple):
-    """An argument that is another SizedOp's value."""
-
-    name: str
-
-
-@dataclass(slots=True)
-class SizedOp:
-    name: str
-    kind: str  # input, parameter, buffer, op, cut, output
-    target: Any
-    inputs: tuple[str, ...]
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-    shape: Any  # tuple, or a list of tuples for operations with several outputs; None for sizes
-    dtype: torch.dtype | None
-    requires_grad: bool
-    state_name: str | None = None
-    module: str = ""
-    leaf_outputs: int = 0
 
 
 @dataclass
@@ -67,7 +46,7 @@ def sized_ops(
         ops.append(op)
         needs_grad[op.name] = op.requires_grad
 
-    needed = needed_for(mode.graph, mode.outputs[output], len(mode.outputs))
+    needed = mode.needed(output)
     for node, given in zip(mode.inputs, graph.inputs.inputs, strict=True):
         add(SizedOp(node.name, "input", None, (), (), {}, (batch, *given.shape), static[node].dtype, False))
     for node in mode.graph.nodes:
@@ -154,14 +133,9 @@ def static_of(graph: fx.Graph) -> dict[fx.Node, _Static]:
         stack = node.meta.get("nn_module_stack")
         module = list(stack.values())[-1][0] if stack else ""
         continuous = dtype is not None and (dtype.is_floating_point or dtype.is_complex)
-        differentiable = continuous and not _cuts_gradient(node)
+        differentiable = continuous and operator_of(node.target).differentiable
         found[node] = _Static(sizes, dtype, is_list, module, differentiable)
     return found
-
-
-def _cuts_gradient(node: fx.Node) -> bool:
-    name = str(node.target)
-    return any(word in name for word in ("detach", "_like", "bernoulli", "sign.", "floor.", "ceil.", "round."))
 
 
 def _linear(size: Any) -> tuple[int, int]:

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor, fx, nn
 
 from strata.graph.cut import Cut
-from strata.graph.outputs import needed_for
 from strata.graph.rewrite import steps
 from strata.ops.resize import Call
 
@@ -73,7 +72,7 @@ def _rewritten(module: SubModel, graph: ChannelGraph, table: KeptTable, mode_nam
         old_args, old_kwargs = fx.node.map_arg((args, call.kwargs), lambda n: replaced.get(n, made.get(n, n)))
         return new.call_function(target, old_args, old_kwargs)
 
-    needed = needed_for(mode.graph, mode.outputs[output], len(mode.outputs))
+    needed = mode.needed(output)
     for node in mode.inputs:
         made[node] = new.placeholder(node.name)
     for node in mode.graph.nodes:

@@ -1,45 +1,134 @@
-"""What a method is: a rule that says which Cut each sampled device trains in this round. See docs/methods.md.
+"""What a method is: a rule that says what each sampled device trains in this round. See docs/adding-a-method.md.
 
-A method is a value. `assign` is a pure function of the method's settings, the round and the device, so a resumed run,
-or one with another number of workers, gets the same tasks.
+A method is a value. Which task a device gets is a pure function of the method's settings, the round and the device, so
+a resumed run, or one with another number of workers, gets the same tasks.
 """
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from abc import ABC
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
-from strata.core.errors import BadInput
+from strata.core.errors import BadInput, Infeasible
+from strata.methods.card import Card
 
 if TYPE_CHECKING:
-    from typing import Self
+    from torch import Tensor, nn
 
-    from strata.graph import ChannelGraph, Cut
+    from strata.execution import Execution
+    from strata.graph import ChannelGraph, Cut, InputSpec
+    from strata.methods.aggregate import Aggregate
+    from strata.methods.budget import Budget
+    from strata.methods.device_state import DeviceState
+
+
+@dataclass(frozen=True)
+class Phase:
+    """A stretch of a device's round: so many local epochs on one cut, with an optimizer of its own.
+
+    `execution` and `objective` replace the run's where the method has its own. With `levels` (FjORD) each mini-batch
+    trains one of them.
+    """
+
+    cut: Cut
+    execution: Execution | None = None
+    levels: tuple[Cut, ...] = ()  # nested in `cut`, smallest first, `cut` itself last
+    objective: Any = None  # a strata.data.Objective
 
 
 @dataclass(frozen=True)
 class Task:
-    """One device's work in one round: train `cut`. With `levels` (FjORD) each mini-batch trains one of them."""
+    """One device's work in one round: its phases, one after another. Without any given: one, of the whole cut."""
 
     round: int
     device: int
-    cut: Cut
-    levels: tuple[Cut, ...] = ()  # nested in `cut`, smallest first, `cut` itself last
+    cut: Cut  # what is sent to the device, and what it sends back
+    phases: tuple[Phase, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not self.phases:
+            object.__setattr__(self, "phases", (Phase(self.cut),))
+        if len(self.phases) == 1 and self.phases[0].cut == self.cut:
+            return
+        for phase in self.phases:
+            phase.cut.within(self.cut)
+            lacking = sorted(set(phase.cut.trained) - set(self.cut.trained))
+            if lacking:
+                raise BadInput(f"a phase trains {lacking[0]}, which the task's cut does not send back")
 
 
 @dataclass(frozen=True)
 class Method(ABC):
-    """Subclass it, name it and say which cut a device trains; override the rest only where the method differs."""
+    """Subclass it, give it a card and say which cut a device trains; override the rest only where the method differs.
 
-    name: ClassVar[str]
+    ```python
+    @dataclass(frozen=True)
+    class UpperHalf(Method):
+        card = Card("upper-half", trains="the upper half of the layers", evaluates="the whole model")
+
+        def cut_for(self, round, device):
+            return self.graph.freeze(self.graph.full(), self.graph.depth // 2)
+    ```
+    """
+
+    card: ClassVar[Card]
+    name: ClassVar[str]  # the card's
+    needs_budget: ClassVar[bool] = False  # it cannot be made without knowing what a device can hold
     graph: ChannelGraph
 
-    @abstractmethod
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if "card" not in cls.__dict__:  # one of its own: a subclass is another method than what it is made from
+            cls.card = Card(str(cls.__dict__.get("name", cls.__name__)))
+        cls.name = cls.card.name
+
+    # --- how it is made ----------------------------------------------------------------------------------------
+
+    @classmethod
+    def prepare(cls, model: nn.Module, inputs: InputSpec) -> nn.Module:
+        """The model that devices train parts of: the given one, or one around it with further heads (heads.py)."""
+        return model
+
+    @classmethod
+    def from_budget(cls, graph: ChannelGraph, budget: Budget) -> Self:
+        """The method for devices that can hold so much: here, one that every device must be able to hold."""
+        made = cls.made(graph, budget.seed, (1.0,), budget.options)
+        need = max(made.most_bytes(lambda cut: budget.need(graph, cut)))
+        least = min(budget.limits(graph), default=need)
+        if need > least:
+            raise Infeasible(
+                f"{cls.name} needs up to {need} bytes on every device, {need - least} more than the budget of {least}: "
+                "give a larger budget or a micro-batch, or choose slt or small"
+            )
+        return made
+
+    @classmethod
+    def made(cls, graph: ChannelGraph, seed: int, constraints: tuple[float, ...], options: Mapping[str, Any]) -> Self:
+        """Not every method draws from a seed or scales width: it gets what it has fields for, and all the options."""
+        known = {field.name for field in fields(cls) if field.init}
+        common: dict[str, Any] = {"seed": seed, "constraints": constraints}
+        given = {name: value for name, value in common.items() if name in known}
+        return cls(graph, **{**given, **options})
+
+    def most_bytes(self, count: Callable[[Cut], int]) -> list[int]:
+        """What a device of each level takes at the most. `count`: the bytes of a step of a cut."""
+        return [count(self.graph.full())]
+
+    # --- what devices do ---------------------------------------------------------------------------------------
+
     def cut_for(self, round: int, device: int) -> Cut:
         """The part of the model that this device trains in this round."""
+        phases = self.phases_for(round, device)
+        return phases[0].cut if len(phases) == 1 else self.graph.union([phase.cut for phase in phases])
+
+    def phases_for(self, round: int, device: int) -> tuple[Phase, ...]:
+        """The same with all that can be said of it; instead of `cut_for`, where there is more to say than a cut."""
+        if type(self).cut_for is Method.cut_for:
+            raise NotImplementedError(f"{type(self).__name__} says neither cut_for nor phases_for")
+        return (Phase(self.cut_for(round, device)),)
 
     def can_train(self, device: int) -> bool:
         """False: the method has no use for this device (it must not be sampled)."""
@@ -52,7 +141,20 @@ class Method(ABC):
 
     def assign(self, round: int, devices: Sequence[int]) -> list[Task]:
         """The tasks of the sampled devices, in their order."""
-        return [Task(round, device, self.cut_for(round, device)) for device in devices if self.can_train(device)]
+        return [self._task(round, device) for device in devices if self.can_train(device)]
+
+    def _task(self, round: int, device: int) -> Task:
+        phases = self.phases_for(round, device)
+        if len(phases) == 1:
+            return Task(round, device, phases[0].cut, phases)
+        return Task(round, device, self.graph.union([phase.cut for phase in phases]), phases)
+
+    @property
+    def device_state(self) -> DeviceState | None:
+        """What a device keeps between its rounds; None: nothing."""
+        return None
+
+    # --- what the server does ----------------------------------------------------------------------------------
 
     def server_cut(self) -> Cut:
         """The part of the model that the server trains at all: full unless the method shrinks it."""
@@ -61,6 +163,10 @@ class Method(ABC):
     def evaluation_cut(self, round: int) -> Cut:
         """What is evaluated after this round."""
         return self.server_cut()
+
+    def aggregation(self, round: int, tensors: Mapping[str, Tensor]) -> Aggregate | None:
+        """What makes new values of the devices' updates, from the server's `tensors`; None: as the run says."""
+        return None
 
     def step(self, round: int) -> int:
         """The step of the plan in this round; 0 for methods without steps."""
@@ -89,6 +195,7 @@ class Method(ABC):
 class Levels(Method):
     """A method that scales width: device d has the constraint (a width ratio in (0, 1]) number d % len(constraints)."""
 
+    needs_budget = True
     constraints: tuple[float, ...] = (1.0,)
 
     def __post_init__(self) -> None:
@@ -98,6 +205,31 @@ class Levels(Method):
         for scale in self.constraints:
             if not 0 < scale <= 1:
                 raise BadInput(f"a constraint is a width ratio above 0 and at most 1, not {scale:g}")
+
+    @classmethod
+    def from_budget(cls, graph: ChannelGraph, budget: Budget) -> Self:
+        """Of each level the widest model that trains within its bytes."""
+        found: dict[int, float] = {}
+        beside = 0
+        for size in sorted(set(budget.sizes)):
+            found[size] = budget.widest(graph, size - beside)
+            beside += cls.kept_beside(graph, graph.prefix(found[size]))
+        scales = budget.constraints or tuple(found[size] for size in budget.sizes) or (1.0,)
+        return cls.made(graph, budget.seed, scales, budget.options)
+
+    @classmethod
+    def kept_beside(cls, graph: ChannelGraph, smaller: Cut) -> int:
+        """Bytes of a smaller level that a device keeps beside its own."""
+        return 0
+
+    def most_bytes(self, count: Callable[[Cut], int]) -> list[int]:
+        sizes = []
+        beside = 0
+        for scale in self.constraints:  # ascending, where the devices' own budgets made them
+            cut = self.graph.prefix(scale)
+            sizes.append(count(cut) + beside)
+            beside += self.kept_beside(self.graph, cut)
+        return sizes
 
     def scale(self, device: int) -> float:
         return self.constraints[device % len(self.constraints)]

@@ -17,7 +17,9 @@ import torch
 
 from strata.core.errors import BadInput
 from strata.core.seeds import generator
+from strata.core.settings import Setting
 from strata.methods.base import Levels
+from strata.methods.card import Card
 
 if TYPE_CHECKING:
     from strata.graph import Cut
@@ -27,7 +29,20 @@ VARIANTS = ("device", "shared", "pool")
 
 @dataclass(frozen=True)
 class FD(Levels):
-    name = "fd"
+    card = Card(
+        "fd",
+        label="FD",
+        colour="#1d9a85",
+        trains="random channels, drawn per device and round",
+        evaluates="the whole model",
+        levels="each device its own width",
+        paper="Caldas et al., Expanding the Reach of Federated Learning by Reducing Client Resource Requirements, 2018",
+        options={
+            "seed": Setting("the channels follow from it"),
+            "variant": Setting("device (default), shared or pool", metavar="NAME", choices=VARIANTS),
+            "pool": Setting("variant pool: number of sets", metavar="N", least=1, whole=True),
+        },
+    )
     seed: int = 0
     variant: str = "device"
     pool: int | None = None

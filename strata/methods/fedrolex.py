@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from strata.methods.base import Levels
+from strata.methods.card import Card
 
 if TYPE_CHECKING:
     from strata.graph import Cut
@@ -18,7 +19,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class FedRolex(Levels):
-    name = "fedrolex"
+    card = Card(
+        "fedrolex",
+        label="FedRolex",
+        colour="#8a63c7",
+        trains="a window of channels that rolls on each round",
+        evaluates="the whole model",
+        levels="each device its own width",
+        paper="Alam et al., FedRolex: Model-Heterogeneous FL with Rolling Sub-Model Extraction, NeurIPS 2022",
+    )
 
     def cut_for(self, round: int, device: int) -> Cut:
         return self.graph.rolling(self.scale(device), round)

@@ -6,18 +6,32 @@ NeurIPS 2021. The level of a mini-batch is drawn uniformly from {s_e' : s_e' <= 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import TYPE_CHECKING
 
 from strata.core.errors import BadInput
-from strata.methods.base import Task
+from strata.execution import state_bytes
+from strata.methods.base import Phase
+from strata.methods.card import Card
 from strata.methods.heterofl import HeteroFL
+
+if TYPE_CHECKING:
+    from strata.graph import ChannelGraph, Cut
 
 
 @dataclass(frozen=True)
 class FjORD(HeteroFL):
-    name = "fjord"
+    card = Card(
+        "fjord",
+        label="FjORD",
+        colour="#a8861f",
+        trains="the first channels, at a level drawn per mini-batch among those the device can hold",
+        evaluates="the largest device's model",
+        levels="each device all levels up to its own",
+        paper="Horvath et al., FjORD: Fair and Accurate FL under heterogeneous targets with Ordered Dropout, "
+        "NeurIPS 2021",
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -29,9 +43,11 @@ class FjORD(HeteroFL):
                     f"fjord needs nested levels, and in this network {low:g} is not part of {high:g}"
                 ) from error
 
-    def assign(self, round: int, devices: Sequence[int]) -> list[Task]:
-        return [self._task(round, device) for device in devices]
+    @classmethod
+    def kept_beside(cls, graph: ChannelGraph, smaller: Cut) -> int:
+        """The submodel of every smaller level stays built, with its weights."""
+        return state_bytes(graph, smaller)
 
-    def _task(self, round: int, device: int) -> Task:
+    def phases_for(self, round: int, device: int) -> tuple[Phase, ...]:
         held = tuple(cut for scale, cut in self.prefixes.items() if scale <= self.scale(device))
-        return Task(round, device, held[-1], levels=held if len(held) > 1 else ())
+        return (Phase(held[-1], levels=held if len(held) > 1 else ()),)

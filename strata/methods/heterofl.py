@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from strata.methods.base import Levels
+from strata.methods.card import Card
 
 if TYPE_CHECKING:
     from strata.graph import Cut
@@ -19,7 +20,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class HeteroFL(Levels):
-    name = "heterofl"
+    card = Card(
+        "heterofl",
+        label="HeteroFL",
+        colour="#cf4d76",
+        trains="the first channels, as many as the device's level allows",
+        evaluates="the largest device's model",
+        levels="each device its own width",
+        paper="Diao et al., HeteroFL: Computation and Communication Efficient FL for Heterogeneous Clients, ICLR 2021",
+    )
 
     def server_cut(self) -> Cut:
         return self.prefixes[max(self.constraints)]

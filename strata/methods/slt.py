@@ -12,15 +12,19 @@ rounds. (The best is the step's own: new head channels start untrained, so a ste
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Self
 
 from strata.core.errors import BadInput
+from strata.core.settings import Setting
 from strata.methods.base import Method
+from strata.methods.card import Card
+from strata.planning.schedules import DEFAULT_PATIENCE, SCHEDULES
 
 if TYPE_CHECKING:
     from strata.graph import ChannelGraph, Cut
+    from strata.methods.budget import Budget
     from strata.planning import Plan
 
 
@@ -43,13 +47,44 @@ class Progress:
 
 @dataclass(frozen=True)
 class SLT(Method):
-    name = "slt"
+    needs_budget = True
+    card = Card(
+        "slt",
+        label="SLT",
+        colour="#e07a10",
+        trains="one layer after another at full width, with the layers below frozen and a thin head above",
+        evaluates="the current submodel",
+        levels="weakest fixes the head's width, stronger devices freeze fewer layers",
+        paper="Pfeiffer et al., Aggregating Capacity in FL through Successive Layer Training, NeurIPS 2023",
+        options={
+            "schedule": Setting("when the next step begins", metavar="NAME", choices=tuple(SCHEDULES)),
+            "patience": Setting(
+                f"schedule early-stopping: rounds without a better accuracy (default {DEFAULT_PATIENCE})",
+                metavar="N",
+                least=1,
+                whole=True,
+            ),
+            "head_fraction": Setting("the head uses this share of its width", metavar="F", above=0),
+        },
+        needs_plan=True,
+    )
     graph: ChannelGraph = field(init=False)
     plan: Plan
     progress: Progress = Progress()
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "graph", self.plan.graph)
+
+    @classmethod
+    def from_budget(cls, graph: ChannelGraph, budget: Budget) -> Self:
+        return cls(budget.plan(graph))
+
+    def most_bytes(self, count: Callable[[Cut], int]) -> list[int]:
+        """More than the prefix model after which a constraint is named, perhaps: a plan by the paper's accounting may
+        use what that does not count."""
+        levels = range(len(self.plan.levels)) if self.plan.levels else (None,)
+        steps = range(len(self.plan.steps))
+        return [max(count(self.plan.cut(step, level)) for step in steps) for level in levels]
 
     @property
     def _stops_early(self) -> bool:

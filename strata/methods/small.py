@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from strata.methods.base import Levels
+from strata.methods.card import Card
 
 if TYPE_CHECKING:
     from strata.graph import Cut
@@ -17,7 +18,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Small(Levels):
-    name = "small"
+    card = Card(
+        "small",
+        label="small model",
+        colour="#2f7ab8",
+        trains="the same narrow model on all devices",
+        evaluates="the narrow model",
+        levels="all use the weakest device's width",
+        paper="baseline of Pfeiffer et al., NeurIPS 2023",
+    )
 
     def server_cut(self) -> Cut:
         return self.prefixes[min(self.constraints)]

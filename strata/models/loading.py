@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import importlib
 import inspect
-import os
-import sys
 from collections.abc import Callable
 
 from torch import nn
 
-from strata.core.errors import BadInput
+from strata.core.errors import BadInput, one_line
+from strata.core.importing import find
 from strata.models.densenet import densenet40
 from strata.models.resnet import resnet20, resnet44, resnet56
 
@@ -48,22 +46,9 @@ def show_shape(shape: tuple[int, ...]) -> str:
 
 
 def _find(name: str) -> Callable[..., object]:
-    module_name, _, attribute = name.partition(":")
-    if not module_name or not attribute or module_name.startswith("."):
-        raise BadInput(f"a model is named package.module:callable, such as mypkg.nets:make_net, not {name!r}")
-    if os.getcwd() not in sys.path:  # a console script has its own folder there instead of the current one
-        sys.path.insert(0, os.getcwd())
-    try:
-        found: object = importlib.import_module(module_name)
-    except Exception as error:
-        raise BadInput(
-            f"cannot import {module_name!r} for the model {name!r} ({type(error).__name__}: {_line(error)}); "
-            "modules are looked for in the current folder and on PYTHONPATH"
-        ) from error
-    for part in attribute.split("."):
-        if not hasattr(found, part):
-            raise BadInput(f"module {module_name!r} has no {attribute!r} to make the model with")
-        found = getattr(found, part)
+    found = find(
+        name, "model", "package.module:callable, such as mypkg.nets:make_net", purpose="to make the model with"
+    )
     if not callable(found) or isinstance(found, nn.Module):
         raise BadInput(f"{name!r} is not a function or class that makes an nn.Module")
     return found
@@ -73,7 +58,7 @@ def _call(name: str, make: Callable[..., object], classes: int | None) -> nn.Mod
     try:
         model = make(num_classes=classes) if classes is not None and _takes_classes(make) else make()
     except Exception as error:
-        raise BadInput(f"calling {name!r} to make the model raised {type(error).__name__}: {_line(error)}") from error
+        raise BadInput(f"calling {name!r} to make the model raised {one_line(error, kind=True)}") from error
     if not isinstance(model, nn.Module):
         raise BadInput(f"{name!r} must return a torch.nn.Module, not {type(model).__name__}")
     return model
@@ -85,8 +70,3 @@ def _takes_classes(make: Callable[..., object]) -> bool:
     except (TypeError, ValueError):  # builtins without a signature
         return False
     return any(p.name == "num_classes" or p.kind is p.VAR_KEYWORD for p in parameters)
-
-
-def _line(error: Exception) -> str:
-    """An error message in one line."""
-    return " ".join(str(error).split()) or "no message"

@@ -7,7 +7,12 @@ What it relies on (torch 2.x, CPU):
 - a node's incoming gradient and saved tensors go when it has run, before its results are handed on;
 - where gradients meet, the first one is added to in place if nothing else refers to it, it is dense and no view (a
   view keeps its base), otherwise a third tensor is made;
-- a parameter takes over the gradient it is given, unless that is laid out otherwise or shared: then it is copied.
+- a parameter takes over the gradient it is given, unless that is laid out otherwise or shared: then it is copied; where
+  it has one already (of an earlier part of the batch), the new one is added to it and goes.
+
+A segment (torch.utils.checkpoint, not re-entrant) keeps its inputs, and its nodes keep nothing. When backward comes to
+the first of them that needs something, the segment runs again, up to the last value that is kept; what it keeps now is
+held until the node that it belongs to has run, and the inputs until the last such node has.
 """
 
 from __future__ import annotations
@@ -60,22 +65,38 @@ Backward = Callable[["Simulation", Gradients], Gradients]
 
 
 class Node:
-    __slots__ = ("backward", "buffer", "inputs", "saved")
+    __slots__ = ("backward", "buffer", "inputs", "saved", "segment")
 
     def __init__(self, inputs: Sequence[Value | None], saved: list[int], backward: Backward, outputs: int) -> None:
         self.inputs = inputs
         self.saved = saved
         self.backward = backward
         self.buffer: Gradients = [None] * outputs
+        self.segment: Segment | None = None  # that it has to ask for what it saved
+
+
+class Segment:
+    """A part of the forward pass that backward computes anew: it keeps its inputs and nothing within."""
+
+    def __init__(self, kept: list[int], again: Callable[[], None]) -> None:
+        self.kept = kept  # storages that it holds a reference to
+        self.again = again  # runs it a second time
+        self.nodes: list[Node] = []
+        self.waiting = 0  # nodes that will ask for something
+        self.newest = 0  # storage among those of the last of them
+        self.has_run_again = False
 
 
 class Simulation:
-    """Live bytes and their highest value so far. Standing bytes (weights, momentum, the batch) are the start."""
+    """Live bytes and their highest value so far. Standing bytes (weights, momentum, the batch) are the start; of these,
+    `gradients` are of parameters, from earlier parts of the batch: then those to come are added to them."""
 
-    def __init__(self, standing: int) -> None:
-        self.live = self.peak = standing
-        self.parameter_gradients = 0  # live bytes that are gradients of parameters...
-        self.gradients_at_peak = 0  # ...and how many they were at the peak
+    def __init__(self, standing: int, gradients: int = 0) -> None:
+        self.live = self.peak = standing + gradients
+        self.accumulates = gradients > 0
+        self.parameter_gradients = gradients  # live bytes that are gradients of parameters...
+        self.gradients_at_peak = gradients  # ...and how many they were at the peak
+        self.segment: Segment | None = None  # that runs, for the first time
         self.sizes = [0]
         self.references = [1]
         self.nodes: list[Node] = []
@@ -169,6 +190,8 @@ class Simulation:
         # Edges are what the inputs are now: an in-place operator may give a value another node later.
         node = Node([_edge(value) for value in inputs], [*kept, *extra], backward, len(results))
         self.nodes.append(node)
+        if self.segment is not None:
+            self._leave_out(node, self.segment)
         for port, value in enumerate(results):
             value.requires_grad = True
             value.node = node
@@ -187,6 +210,8 @@ class Simulation:
             node = self.nodes.pop()
             incoming = node.buffer
             if any(gradient is not None for gradient in incoming):
+                if node.segment is not None and not node.segment.has_run_again:
+                    self._run_again(node.segment)
                 results = node.backward(self, incoming)
                 results = [self._validated(edge, result) for edge, result in zip(node.inputs, results, strict=True)]
             else:
@@ -196,11 +221,42 @@ class Simulation:
                     self.drop(gradient)
             for storage in node.saved:
                 self.release(storage)
+            if node.segment is not None:
+                node.segment.waiting -= 1
+                self.end(node.segment)
             for edge, result in zip(node.inputs, results, strict=False):
                 if edge is not None and result is not None:
                     self._hand_on(edge, result)
         self.drop(seed)
         self.drop(loss)
+
+    # segments
+
+    def end(self, segment: Segment) -> None:
+        """Its inputs go with the last node that may ask for something."""
+        if not segment.waiting:
+            for storage in segment.kept:
+                self.release(storage)
+            segment.kept = []
+
+    def _leave_out(self, node: Node, segment: Segment) -> None:
+        segment.nodes.append(node)
+        if node.saved:
+            segment.waiting += 1
+            segment.newest = max(node.saved)
+            node.segment = segment
+        for storage in node.saved:
+            self.release(storage)
+        node.saved = []
+
+    def _run_again(self, segment: Segment) -> None:
+        segment.has_run_again = True
+        tape, self.nodes = self.nodes, []
+        segment.again()
+        anew, self.nodes = self.nodes, tape
+        # the same operators in the same order make the same nodes; those after the last kept value are missing
+        for node, other in zip(segment.nodes, anew, strict=False):
+            node.saved, node.backward = other.saved, other.backward
 
     def _validated(self, edge: Value | None, gradient: Value | None) -> Value | None:
         """Gradients of broadcast inputs are reduced while the node still holds everything."""
@@ -210,6 +266,9 @@ class Simulation:
 
     def _hand_on(self, edge: Value, gradient: Value) -> None:
         if edge.parameter:
+            if self.accumulates:
+                self.drop(gradient)
+                return
             if gradient.uses > 1 or not _same_layout(gradient.shape, gradient.strides, edge.strides):
                 copy = self.new(edge.shape, edge.itemsize, edge.strides)
                 self.drop(gradient)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from strata.core.errors import BadInput
 from strata.core.sizes import at_least_one, parse_bytes, parse_ratio, parse_shape, several
+from strata.execution import Execution
 from strata.graph import ChannelGraph
 from strata.planning.infeasible import PlanInfeasible, remedies, shortfall, smallest_budget
 from strata.planning.plans import Level, Plan, Step, request_json
@@ -33,20 +35,22 @@ def plan(
     patience: int = DEFAULT_PATIENCE,
     name: str | None = None,
     micro_batch: int | None = None,
-    proximal: bool = False,
+    proximal: float = 0.0,
+    activation_checkpointing: int | str | None = None,
+    execution: Execution | None = None,
 ) -> Plan:
     """The steps of Successive Layer Training within `budget` bytes ("24 MiB"), or within what the model scaled to the
     width `constraint` needs. Several budgets or constraints are levels of devices.
 
     `accounting` says how bytes are counted: `peak` (live bytes of a real training step; default with `budget`) or
     `paper` (default with `constraint`). With `micro_batch` devices take so many samples of a batch at a time and sum
-    the gradients; give it to LocalTraining too. `proximal` counts the copy of the weights that FedProx keeps. A
+    the gradients; with `activation_checkpointing` they compute most activations anew. Give both to LocalTraining too.
+    `proximal` counts the copy of the weights that FedProx keeps. An `execution` says all of this at once. A
     ChannelGraph may stand in for the model, to export it only once. `input_shape` is (3, 32, 32) if not given, or the
     ChannelGraph's own.
     Raises PlanInfeasible where nothing fits, BadInput where the request makes no sense.
     """
     asked = _levels(budget, constraint)
-    batch_size = at_least_one(batch_size, "the batch size")
     rounds = at_least_one(rounds, "the number of rounds")
     patience = at_least_one(patience, "the patience")
     head_fraction = parse_ratio(head_fraction, "the head fraction")
@@ -55,10 +59,16 @@ def plan(
         raise BadInput(f"unknown accounting {accounting!r}: use {' or '.join(ACCOUNTINGS)}")
     if schedule not in SCHEDULES:
         raise BadInput(f"unknown schedule {schedule!r}: use {', '.join(SCHEDULES)}")
-    micro_batch = None if micro_batch is None else at_least_one(micro_batch, "the micro-batch")
+    if execution is None:
+        execution = Execution(
+            at_least_one(batch_size, "the batch size"),
+            None if micro_batch is None else at_least_one(micro_batch, "the micro-batch"),
+            activation_checkpointing,
+            proximal=float(proximal),
+        )
     graph = _graph(model, input_shape)
 
-    price = Pricing(graph, batch_size, accounting, micro_batch, proximal)
+    price = Pricing(graph, execution, accounting)
     budgets = [ask if isinstance(ask, int) else price.of_width(ask) for ask in asked]
     weakest = min(budgets)
     name = name or _name(model)
@@ -66,9 +76,8 @@ def plan(
     configurations = search(price.bytes, graph.depth, price.scales, weakest)
     if configurations is None:
         request = request_json(
-            name, graph.classes, tuple(graph.input_shape), batch_size, accounting, schedule, weakest, full_bytes,
-            micro_batch,
-        )  # fmt: skip
+            name, graph.classes, tuple(graph.input_shape), execution, accounting, schedule, weakest, full_bytes
+        )
         raise _infeasible(price, weakest, request)
     if head_fraction < 1:
         configurations = with_narrower_head(price.bytes, configurations, price.scales, weakest, head_fraction)
@@ -78,7 +87,7 @@ def plan(
         model=name,
         classes=graph.classes,
         input_shape=tuple(graph.input_shape),
-        batch_size=batch_size,
+        execution=execution,
         accounting=accounting,
         schedule=schedule,
         budget_bytes=weakest,
@@ -86,7 +95,6 @@ def plan(
         steps=tuple(_step(price, n, c, end) for n, (c, end) in enumerate(zip(configurations, ends, strict=True))),
         levels=levels,
         patience=patience,
-        micro_batch=micro_batch,
         rounds_in_all=rounds if schedule == "early-stopping" else None,
         graph=graph,
     )
@@ -151,9 +159,9 @@ def _infeasible(price: Pricing, budget: int, request: dict[str, object]) -> Plan
         short,
         remedies(
             smallest,
-            price.batch_size,
-            lambda batch_size: fits(price.at_batch(batch_size)),
-            lambda micro_batch: fits(price.at_batch(price.batch_size, micro_batch)),
+            price.execution.batch_size,
+            lambda batch: fits(price.by(replace(price.execution, batch_size=batch, micro_batch=None))),
+            lambda part: fits(price.by(replace(price.execution, micro_batch=part))),
         ),
     )
 

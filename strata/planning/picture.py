@@ -6,12 +6,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from matplotlib.cm import ScalarMappable
-from matplotlib.colors import LinearSegmentedColormap, Normalize
+from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
+from strata.core import pictures
 from strata.core.errors import BadInput
+from strata.core.pictures import FROZEN, GREY, INK, PAPER, PARTS_OF_MEMORY, TRAINED
 from strata.core.sizes import show_bytes
 from strata.models.loading import show_shape
 
@@ -20,35 +22,24 @@ if TYPE_CHECKING:
 
     from strata.planning.plans import Plan
 
-INK, GREY, PAPER = "#1f2733", "#7a8494", "#ffffff"
-FROZEN, TRAINED = "#3d4a63", "#ef8a17"
-HEAD = LinearSegmentedColormap.from_list("head", ["#eaf4f1", "#8ecfc0", "#1f8a78"])
-PARTS = (("weights", "#3d4a63"), ("gradients", "#b3a1d6"), ("activations", "#8ecfc0"))
+HEAD = pictures.ramp()
 FORMATS = (".png", ".svg", ".pdf")
-STYLE: Any = {"font.family": "DejaVu Sans", "font.size": 10, "svg.hashsalt": "strata", "axes.edgecolor": GREY}
+STYLE = {"font.size": 10, "axes.labelsize": 10, "legend.fontsize": 10, "axes.grid": False}  # a picture of its own page
 
 
 def save_picture(plan: Plan, path: str | Path) -> None:
     path = Path(path)
     if path.suffix.lower() not in FORMATS:
         raise BadInput(f"a picture is a {', '.join(FORMATS)} file, such as plan.png, not {path.name!r}")
-    import matplotlib
-
-    with matplotlib.rc_context(STYLE):
-        figure = draw(plan)
-        # no date or version inside: the same plan gives the same file
-        metadata: dict[str, Any] = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}}.get(path.suffix.lower(), {})
-        try:
-            figure.savefig(path, dpi=160, facecolor=PAPER, metadata=metadata or None)
-        except OSError as error:
-            raise BadInput(f"cannot write the picture to {str(path)!r}: {error.strerror or error}") from error
+    with pictures.style(STYLE):
+        pictures.save(draw(plan), path, dpi=160)
 
 
 def draw(plan: Plan) -> Figure:
     figure = Figure(figsize=(13, 6.6))
     grid = figure.add_gridspec(
         1, 2, width_ratios=(2.15, 1), left=0.085, right=0.975, bottom=0.17, top=0.83, wspace=0.12
-    )  # fmt: skip
+    )
     layers, memory = figure.add_subplot(grid[0]), figure.add_subplot(grid[1])
     _titles(figure, plan)
     _draw_layers(layers, plan)
@@ -63,12 +54,13 @@ def _titles(figure: Figure, plan: Plan) -> None:
     )
     last = plan.steps[-1].step
     figure.text(
-        0.085, 0.902,
+        0.085,
+        0.902,
         f"{plan.budget_bytes / plan.full_bytes:.1%} of what training the whole model needs · {last} steps after "
         f"pre-training · {plan.classes} classes, input {show_shape(plan.input_shape)}, batch {plan.batch} · "
         f"{plan.accounting} accounting, {plan.schedule} schedule",
         color=GREY,
-    )  # fmt: skip
+    )
 
 
 def _columns(plan: Plan) -> list[tuple[float, float]]:
@@ -94,10 +86,15 @@ def _draw_layers(axes: Axes, plan: Plan) -> None:
         head = depth - step.k_trained
         if end - start >= label_from and head >= 0.04 * depth:
             axes.text(
-                (start + end) / 2, step.k_trained + head / 2, f"{step.scale:.2g}",
-                ha="center", va="center", fontsize=8.5, color=PAPER if step.scale > 0.7 else INK,
+                (start + end) / 2,
+                step.k_trained + head / 2,
+                f"{step.scale:.2g}",
+                ha="center",
+                va="center",
+                fontsize=8.5,
+                color=PAPER if step.scale > 0.7 else INK,
                 rotation=90 if end - start < 0.045 * right else 0,
-            )  # fmt: skip
+            )
     for y in range(1, depth + 1):  # the seams between layers
         axes.axhline(y, color=PAPER, linewidth=0.5 if depth < 45 else 0.3, alpha=0.55)
     for level in plan.levels:
@@ -106,9 +103,15 @@ def _draw_layers(axes: Axes, plan: Plan) -> None:
             axes.stairs(level.k_frozen, xs, baseline=None, color=PAPER, linewidth=1.6, linestyle=(0, (3, 1.5)))
             name = show_bytes(level.budget_bytes) if level.constraint is None else f"{level.constraint:g}"
             axes.annotate(
-                f"devices of {name} freeze up to here", (right, level.k_frozen[-1]),
-                xytext=(-5, 2), textcoords="offset points", color=PAPER, fontsize=8, weight="bold", ha="right",
-            )  # fmt: skip
+                f"devices of {name} freeze up to here",
+                (right, level.k_frozen[-1]),
+                xytext=(-5, 2),
+                textcoords="offset points",
+                color=PAPER,
+                fontsize=8,
+                weight="bold",
+                ha="right",
+            )
     axes.set_xlim(0, right)
     axes.set_ylim(0, depth + 1)
     ticks = [1, *(int(k) for k in MaxNLocator(8, integer=True).tick_values(1, depth) if 1 < k < 0.93 * depth), depth]
@@ -126,22 +129,34 @@ def _draw_memory(axes: Axes, plan: Plan) -> None:
     unit, name = (2**20, "MiB") if plan.budget_bytes >= 2**20 else (2**10, "KiB")
     numbers = [step.step for step in plan.steps]
     left = [0.0] * len(numbers)
-    for part, color in PARTS:
+    for part, color in PARTS_OF_MEMORY.items():
         sizes = [getattr(step, f"{part}_bytes") / unit for step in plan.steps]
         axes.barh(numbers, sizes, left=left, height=0.78, color=color, edgecolor=PAPER, linewidth=0.4)
         left = [a + b for a, b in zip(left, sizes, strict=True)]
     budget = plan.budget_bytes / unit
     axes.axvline(budget, color=TRAINED, linewidth=1.8)
     axes.annotate(
-        "budget", (budget, 1), xycoords=("data", "axes fraction"), xytext=(0, 4), textcoords="offset points",
-        ha="center", color=TRAINED, weight="bold", fontsize=9,
-    )  # fmt: skip
+        "budget",
+        (budget, 1),
+        xycoords=("data", "axes fraction"),
+        xytext=(0, 4),
+        textcoords="offset points",
+        ha="center",
+        color=TRAINED,
+        weight="bold",
+        fontsize=9,
+    )
     size = min(8.5, 210 / max(len(numbers), 1))
     for step, total in zip(plan.steps, left, strict=True):
         axes.text(
-            min(total, budget) - 0.012 * budget, step.step, f"{step.memory_bytes / plan.budget_bytes:.0%}",
-            ha="right", va="center", fontsize=size, color=INK,
-        )  # fmt: skip
+            min(total, budget) - 0.012 * budget,
+            step.step,
+            f"{step.memory_bytes / plan.budget_bytes:.0%}",
+            ha="right",
+            va="center",
+            fontsize=size,
+            color=INK,
+        )
     axes.set_xlim(0, budget * 1.04)
     axes.set_ylim(-0.6, max(numbers) + 0.6)
     axes.yaxis.set_major_locator(MaxNLocator(integer=True, nbins=12))
@@ -161,9 +176,13 @@ def _legends(figure: Figure, layers: Axes, memory: Axes) -> None:
     }
     layers.legend(handles=handles, loc="upper left", bbox_to_anchor=(0, -0.115), ncols=2, **style)
     memory.legend(
-        handles=[Patch(color=color, label=part) for part, color in PARTS], loc="upper left", bbox_to_anchor=(0, -0.115),
-        ncols=3, columnspacing=1.2, **style,
-    )  # fmt: skip
+        handles=[Patch(color=color, label=part) for part, color in PARTS_OF_MEMORY.items()],
+        loc="upper left",
+        bbox_to_anchor=(0, -0.115),
+        ncols=3,
+        columnspacing=1.2,
+        **style,
+    )
     bar = figure.add_axes((0.485, 0.062, 0.14, 0.022))
     figure.colorbar(ScalarMappable(Normalize(0, 1), HEAD), cax=bar, orientation="horizontal")
     bar.set_xticks([0, 0.5, 1])

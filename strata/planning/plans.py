@@ -9,7 +9,9 @@ from dataclasses import asdict, dataclass, field, fields
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from strata.core.errors import BadInput
+from strata.core.settings import settings_of
 from strata.core.sizes import parse_ratio
+from strata.execution import Execution
 from strata.planning.schedules import DEFAULT_PATIENCE
 
 if TYPE_CHECKING:
@@ -52,7 +54,7 @@ class Plan:
     model: str
     classes: int
     input_shape: tuple[int, ...]
-    batch_size: int
+    execution: Execution
     accounting: str
     schedule: str
     budget_bytes: int  # the weakest level's
@@ -60,7 +62,6 @@ class Plan:
     steps: tuple[Step, ...]
     levels: tuple[Level, ...] = ()  # only for heterogeneous budgets, in the order given
     patience: int = DEFAULT_PATIENCE  # only for early-stopping
-    micro_batch: int | None = None  # samples of a batch at a time
     rounds_in_all: int | None = None  # only for early-stopping: elsewhere the end of the last step
     graph: ChannelGraph = field(kw_only=True, repr=False, compare=False)
 
@@ -71,7 +72,10 @@ class Plan:
     @property
     def batch(self) -> str:
         """For people."""
-        return str(self.batch_size) if self.micro_batch is None else f"{self.batch_size} in parts of {self.micro_batch}"
+        batch, part = self.execution.batch_size, self.execution.micro_batch
+        parts = "" if part is None else f" in parts of {part}"
+        recomputed = "" if self.execution.activation_checkpointing is None else ", activations recomputed"
+        return f"{batch}{parts}{recomputed}"
 
     @property
     def skipped(self) -> tuple[int, ...]:
@@ -98,26 +102,41 @@ class Plan:
     def to_json(self) -> dict[str, Any]:
         levels = {"levels": [asdict(level) | {"k_frozen": list(level.k_frozen)} for level in self.levels]}
         return {
-            **request_json(self.model, self.classes, self.input_shape, self.batch_size, self.accounting, self.schedule,
-                           self.budget_bytes, self.full_bytes, self.micro_batch),
+            **request_json(
+                self.model,
+                self.classes,
+                self.input_shape,
+                self.execution,
+                self.accounting,
+                self.schedule,
+                self.budget_bytes,
+                self.full_bytes,
+            ),
             "feasible": True,
             **({} if self.rounds_in_all is None else {"rounds": self.rounds_in_all}),
             "steps": [asdict(step) for step in self.steps],
             **(levels if self.levels else {}),
-        }  # fmt: skip
+        }
 
     @staticmethod
     def from_json(data: Any, graph: ChannelGraph, patience: int = DEFAULT_PATIENCE) -> Plan:
         """A plan that to_json wrote, for the model it was made for."""
         try:
             plan = Plan(
-                model=str(data["model"]), classes=int(data["classes"]), input_shape=tuple(map(int, data["input"])),
-                batch_size=int(data["batch"]), accounting=str(data["accounting"]), schedule=str(data["schedule"]),
-                budget_bytes=int(data["budget_bytes"]), full_bytes=int(data["full_bytes"]),
-                steps=tuple(map(_step, data["steps"])), levels=tuple(map(_level, data.get("levels", ()))),
-                patience=patience, micro_batch=_maybe(int, data.get("micro_batch")),
-                rounds_in_all=_maybe(int, data.get("rounds")), graph=graph,
-            )  # fmt: skip
+                model=str(data["model"]),
+                classes=int(data["classes"]),
+                input_shape=tuple(map(int, data["input"])),
+                execution=_execution(data),
+                accounting=str(data["accounting"]),
+                schedule=str(data["schedule"]),
+                budget_bytes=int(data["budget_bytes"]),
+                full_bytes=int(data["full_bytes"]),
+                steps=tuple(map(_step, data["steps"])),
+                levels=tuple(map(_level, data.get("levels", ()))),
+                patience=patience,
+                rounds_in_all=_maybe(int, data.get("rounds")),
+                graph=graph,
+            )
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise BadInput(f"this is not a plan as `strata plan --json` writes it: {error!r}") from error
         deepest = max((step.k_trained for step in plan.steps), default=graph.depth + 1)
@@ -148,6 +167,11 @@ class Plan:
         yield renderable(self, options.max_width)
 
 
+def _execution(data: Any) -> Execution:
+    asked = {name: data[name] for name in settings_of(Execution) if name in data}
+    return Execution(**{**asked, "batch_size": int(data["batch"])})
+
+
 def _step(data: Any) -> Step:
     numbers = {f.name: int(data[f.name]) for f in fields(Step) if f.name not in ("scale", "until_round")}
     return Step(**numbers, scale=parse_ratio(data["scale"], "a scale"), until_round=_maybe(int, data["until_round"]))
@@ -162,12 +186,31 @@ def _maybe(kind: Callable[[Any], T], value: Any) -> T | None:
 
 
 def request_json(
-    model: str, classes: int, input_shape: tuple[int, ...], batch_size: int, accounting: str, schedule: str,
-    budget_bytes: int, full_bytes: int, micro_batch: int | None = None,
-) -> dict[str, Any]:  # fmt: skip
+    model: str,
+    classes: int,
+    input_shape: tuple[int, ...],
+    execution: Execution,
+    accounting: str,
+    schedule: str,
+    budget_bytes: int,
+    full_bytes: int,
+) -> dict[str, Any]:
     """What was asked for: the opening of a plan's JSON, feasible or not."""
     return {
-        "model": model, "classes": classes, "input": list(input_shape), "batch": batch_size, "accounting": accounting,
-        "schedule": schedule, "budget_bytes": budget_bytes, "full_bytes": full_bytes,
-        **({} if micro_batch is None else {"micro_batch": micro_batch}),
-    }  # fmt: skip
+        "model": model,
+        "classes": classes,
+        "input": list(input_shape),
+        "batch": execution.batch_size,
+        "accounting": accounting,
+        "schedule": schedule,
+        "budget_bytes": budget_bytes,
+        "full_bytes": full_bytes,
+        **_otherwise(execution),
+    }
+
+
+def _otherwise(execution: Execution) -> dict[str, Any]:
+    """How steps are taken, beside the batch, where it is not the usual way."""
+    usual = Execution()
+    names = [name for name in settings_of(Execution) if name != "batch_size"]
+    return {name: getattr(execution, name) for name in names if getattr(execution, name) != getattr(usual, name)}

@@ -9,7 +9,8 @@ import json
 import os
 import subprocess
 import sys
-from pathlib import Path
+
+from strata.core.processes import status_bytes
 
 # One thread, one heap, and every block from 64 KiB on returned to the kernel when it is freed: what a process holds
 # is then what it uses. Read by the C library at start, so it has to be in a child's environment.
@@ -73,16 +74,9 @@ def tiny_step() -> None:
 
 
 def resident_bytes() -> int:
-    return _status("VmRSS")
+    return status_bytes("VmRSS")
 
 
 def data_bytes() -> int:
     """Private writable memory, used or only reserved: what RLIMIT_DATA limits."""
-    return _status("VmData")
-
-
-def _status(key: str) -> int:
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith(f"{key}:"):
-            return int(line.split()[1]) * 1024
-    raise OSError(f"/proc/self/status has no {key}")
+    return status_bytes("VmData")

@@ -19,14 +19,15 @@ from typing import Any
 import torch
 from torch import nn
 
-from strata import execution as costs
+from strata.core.errors import one_line
+from strata.execution import Execution, backward, forward_in_segments, measure_cut, memory
+from strata.execution.segments import Segmented
 from strata.graph import ChannelGraph, Cut
 from strata.models.loading import load_model
 from strata.planning.runtime import data_bytes
 
 Say = Callable[[dict[str, Any]], None]
 Where = tuple[int, int, float]  # k_frozen, k_trained, scale
-Batch = tuple[int, int | None]  # and how many samples of it at a time
 
 
 def serve() -> None:
@@ -35,37 +36,37 @@ def serve() -> None:
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "w", buffering=1)
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     torch.set_num_threads(1)
-    shape, batch = tuple(request["input"]), (request["batch"], request["micro_batch"])
+    shape, execution = tuple(request["input"]), Execution(**request["execution"])
     graph = ChannelGraph(load_model(request["model"], request["classes"], shape), input_shape=shape)
     for step, *rest in request["steps"]:
         where: Where = tuple(rest)
         cut = graph.slt(*where)
         trial = {
             "step": step, "k_frozen": where[0], "k_trained": where[1], "scale": where[2],
-            "predicted_bytes": costs.memory(graph, cut, batch[0], accounting="peak", micro_batch=batch[1]).total,
+            "predicted_bytes": memory(graph, cut, execution).total,
             "measured_bytes": None, "scratch_bytes": None,
-            **in_fork(partial(measure, graph, cut, batch)),
+            **in_fork(partial(measure, graph, cut, execution)),
         }  # fmt: skip
         if request["hard_cap"]:
-            capped = in_fork(partial(train_capped, graph, cut, batch, request["allowance"]))
+            capped = in_fork(partial(train_capped, graph, cut, execution, request["allowance"]))
             trial |= {"lived": "error" not in capped, "died_of": capped.pop("error", None), **capped}
         print(json.dumps(trial), file=answers)
 
 
-def measure(graph: ChannelGraph, cut: Cut, batch: Batch, say: Say) -> None:
-    size, micro_batch = batch
-    found = costs.measure(graph.submodel(cut), tuple(graph.input_shape), size, graph.classes, micro_batch=micro_batch)
+def measure(graph: ChannelGraph, cut: Cut, execution: Execution, say: Say) -> None:
+    found = measure_cut(graph, cut, execution)
     say({"measured_bytes": found.peak, "scratch_bytes": found.scratch})
 
 
-def train_capped(graph: ChannelGraph, cut: Cut, batch: Batch, allowance: int, say: Say) -> None:
+def train_capped(graph: ChannelGraph, cut: Cut, execution: Execution, allowance: int, say: Say) -> None:
     """Two training steps with `allowance` bytes for the submodel's tensors and all that training adds to them.
 
     A step without the limit goes before: what torch and oneDNN load and compile once is the runtime's, not the
     model's. Its tensors have gone back to the kernel when the baseline is read.
     """
     model = graph.submodel(cut)
-    train(model, graph, batch, steps=1)
+    forward = forward_in_segments(graph, cut, model, execution)
+    train(model, graph, execution, forward, steps=1)
     model.zero_grad()
     gc.collect()
     ctypes.CDLL(None).malloc_trim(0)
@@ -74,20 +75,19 @@ def train_capped(graph: ChannelGraph, cut: Cut, batch: Batch, allowance: int, sa
     cap = baseline + allowance
     say({"baseline_bytes": baseline, "cap_bytes": cap})
     resource.setrlimit(resource.RLIMIT_DATA, (cap, cap))
-    train(model, graph, batch, steps=2)  # in the second momentum is there
+    train(model, graph, execution, forward, steps=2)  # in the second momentum is there
 
 
-def train(model: nn.Module, graph: ChannelGraph, batch: Batch, steps: int) -> None:
+def train(model: nn.Module, graph: ChannelGraph, execution: Execution, forward: Segmented | None, steps: int) -> None:
     trained = [p for p in model.parameters() if p.requires_grad]
-    optimizer = torch.optim.SGD(trained, lr=0.01, momentum=0.9, weight_decay=1e-5)
+    optimizer = torch.optim.SGD(trained, 0.01, execution.momentum, weight_decay=execution.weight_decay)
     generator = torch.Generator().manual_seed(0)
-    size, micro_batch = batch
-    images = torch.randn(size, *graph.input_shape, generator=generator)
-    labels = torch.randint(graph.classes, (size,), generator=generator)
+    inputs = graph.inputs.example(execution.batch_size)
+    labels = torch.randint(graph.classes, (execution.batch_size,), generator=generator)
     model.train()
     for _ in range(steps):
         optimizer.zero_grad()
-        costs.backward(model, images, labels, micro_batch)
+        backward(model, inputs, labels, execution, forward)
         optimizer.step()
 
 
@@ -118,7 +118,7 @@ def _run(work: Callable[[Say], None], say: Say) -> int:
     try:
         work(say)
     except (MemoryError, RuntimeError) as error:  # how Python and torch say that memory is gone: an outcome
-        say({"error": " ".join(f"{type(error).__name__}: {error}".split())[:300]})
+        say({"error": one_line(error, 300, kind=True)})
         return 1
     except BaseException:
         traceback.print_exc()

@@ -65,8 +65,8 @@ def verify(plan: Plan, model: str, classes: int | None, hard_cap: bool = False) 
     if len(steps) > 1:  # otherwise the plan itself is the whole model
         steps.append((FULL, 0, 0, 1.0))
     request = {
-        "model": model, "classes": classes, "input": plan.input_shape, "batch": plan.batch_size,
-        "micro_batch": plan.micro_batch, "hard_cap": hard_cap, "allowance": plan.budget_bytes + margin_bytes(plan),
+        "model": model, "classes": classes, "input": plan.input_shape, "execution": asdict(plan.execution),
+        "hard_cap": hard_cap, "allowance": plan.budget_bytes + margin_bytes(plan),
         "steps": steps,
     }  # fmt: skip
     child = subprocess.Popen(

@@ -10,15 +10,17 @@ from pathlib import Path
 from typing import Any
 
 from strata.core.errors import BadInput
+from strata.results.appearance import place_of
 
 DEEPEST = 8  # levels below a given folder in which runs are looked for; strata experiment puts them eight below --out
-METHOD_ORDER = ("slt", "fedavg", "small", "fd", "fedrolex", "heterofl", "fjord")  # without waiting for torch
 LARGEST = 256 << 20  # bytes of a file that is read
 LARGEST_NUMBER = 1e100  # nothing a run counts comes near; sums and squares of such numbers are still finite
 
 
 @dataclass(frozen=True)
-class Run:
+class RecordedRun:
+    """A run as its folder tells it."""
+
     path: Path
     name: str  # how the page calls it
     config: Mapping[str, Any]
@@ -63,7 +65,7 @@ class Run:
         return "running" if is_running(self.path) else "unfinished"
 
 
-def find_runs(places: Iterable[str | Path]) -> list[Run]:
+def find_runs(places: Iterable[str | Path]) -> list[RecordedRun]:
     """The runs in these folders, each a run itself or a folder with runs in it (of `strata compare`, for one)."""
     found: dict[Path, int] = {}  # where it really is: a run that is given twice is one
     places = list(places)
@@ -87,9 +89,9 @@ def find_runs(places: Iterable[str | Path]) -> list[Run]:
     return runs if several else sorted(runs, key=_rank)
 
 
-def _rank(run: Run) -> tuple[int, int]:
+def _rank(run: RecordedRun) -> tuple[int, int]:
     """Within one folder: SLT first, then as `strata methods` lists them."""
-    return (METHOD_ORDER.index(run.method) if run.method in METHOD_ORDER else len(METHOD_ORDER)), run.seed
+    return place_of(run.method), run.seed
 
 
 def _folders(place: Path) -> Iterator[Path]:
@@ -125,13 +127,16 @@ def _names(paths: list[Path]) -> list[str]:
     return [f"{clean(str(path))} ({n})" for n, path in enumerate(paths, start=1)]  # they differ in what was cleaned
 
 
-def read_run(path: Path, name: str | None = None) -> Run:
+# --- one run ---------------------------------------------------------------------------------------------------------
+
+
+def read_run(path: Path, name: str | None = None) -> RecordedRun:
     config = _json(path / "config.json")
     problems: list[str] = []
     plan, summary = (_optional(path / file, problems) for file in ("plan.json", "summary.json"))
     records = tuple(_records(path / "metrics.jsonl", problems))
     name = clean(path.name) if name is None else name
-    return Run(path, name, mapping(config), mapping(plan), records, summary, tuple(map(clean, problems)))
+    return RecordedRun(path, name, mapping(config), mapping(plan), records, summary, tuple(map(clean, problems)))
 
 
 def _records(path: Path, problems: list[str]) -> Iterator[Mapping[str, Any]]:
@@ -156,6 +161,40 @@ def _records(path: Path, problems: list[str]) -> Iterator[Mapping[str, Any]]:
         yield record
     if bad:
         problems.append(f"{bad} line{'s' if bad > 1 else ''} of {path.name} could not be read and left out")
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """One JSON file of a run that must be there and whole, such as the summary of a finished one."""
+    if not path.exists():
+        raise BadInput(f"there is no {path.name} in {path.parent}: is it a run folder?")
+    value = _json(path)
+    if not isinstance(value, dict):
+        raise BadInput(f"{path} is not as Strata writes it: it holds no JSON object")
+    return value
+
+
+def read_number(path: Path, values: Mapping[str, Any], key: str) -> float:
+    """Of the values that `path` holds: one that must be there."""
+    found = number(values.get(key))
+    if found is None:
+        raise BadInput(f"{path} is not as Strata writes it: it holds no number {key}")
+    return found
+
+
+def read_metrics(path: Path) -> tuple[Mapping[str, Any], ...]:
+    """The records of a run folder whose every line counts: a bad one is refused, not left out."""
+    file = path / "metrics.jsonl"
+    _bytes(file)  # says so where there is none
+    problems: list[str] = []
+    records = tuple(_records(file, problems))
+    if problems:
+        raise BadInput(f"cannot read {file}: {problems[0]}")
+    return records
+
+
+def is_finished(path: Path) -> bool:
+    """The summary is written last. Weights may have been left out where results were copied from."""
+    return (path / "summary.json").exists()
 
 
 def _optional(path: Path, problems: list[str]) -> dict[str, Any] | None:

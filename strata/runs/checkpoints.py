@@ -18,7 +18,7 @@ import torch
 from safetensors.torch import load as parse_tensors
 from safetensors.torch import save as dump_tensors
 
-from strata.core.errors import BadInput
+from strata.core.errors import BadInput, one_line
 from strata.core.files import said_plainly, write_atomic
 from strata.federation.held_layers import Holdings
 from strata.federation.state import FederationState
@@ -69,7 +69,7 @@ class Checkpoints:
             try:
                 return self._read(round)
             except (OSError, ValueError, KeyError, TypeError, IndexError) as error:
-                say(f"the checkpoint of round {round} is damaged ({_line(error)}): using the previous one")
+                say(f"the checkpoint of round {round} is damaged ({one_line(error)}): using the previous one")
         what = "no whole checkpoint" if rounds else "no checkpoint"
         raise BadInput(f"there is {what} in {self.folder}: the run cannot be resumed; start it again in another folder")
 
@@ -106,7 +106,3 @@ class Checkpoints:
             if path.name.startswith("round-") and (path.suffix == ".tmp" or path.stem not in keep):
                 with contextlib.suppress(OSError):
                     path.unlink()
-
-
-def _line(error: Exception) -> str:
-    return " ".join(str(error).split()) or type(error).__name__

@@ -7,22 +7,41 @@ these rounds are run again.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import hashlib
 import json
 import os
+import platform
+import subprocess
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
+import torch
+from torch import Tensor
+
+from strata import __version__
 from strata.core.errors import BadInput
 from strata.core.files import Lock, read_object, said_plainly, write_json
+from strata.core.settings import differences, settings_of
+from strata.data.objectives import Classification
 from strata.runs.checkpoints import Checkpoints
+from strata.runs.config import Execution
+from strata.training.settings import cross_entropy
+
+if TYPE_CHECKING:
+    from strata.data import FederatedData, Partition
+    from strata.methods import Method
+    from strata.training import LocalTraining
 
 METRIC_KEYS = (
     "round", "step", "lr", "train_loss", "accuracy", "upload_bytes", "download_bytes", "train_flops", "peak_bytes",
     "devices", "dropped", "seconds",
 )  # fmt: skip
 EPSILON = "epsilon"  # one key more under differential privacy
+VALIDATION = "validation_accuracy"  # and where a callback judges by a validation split
 
 
 class RunFolder:
@@ -31,6 +50,7 @@ class RunFolder:
     def __init__(self, path: Path, config: Mapping[str, Any], resume: bool, say: Callable[[str], None]) -> None:
         """A new folder, or with `resume` one with the same settings. Nothing is written before all checks are done."""
         self.path = path
+        self.settings: Mapping[str, Any] = config.get("settings", {})
         self._say = say
         with said_plainly(path):
             if not resume:
@@ -66,10 +86,10 @@ class RunFolder:
                 f"{self.path} was started with other settings: {'; '.join(found)}. "
                 "Resume with the same ones, or choose another folder"
             )
-        for name, version in saved.get("versions", {}).items():
-            now = config.get("versions", {}).get(name)
-            if now != version:
-                self._say(f"this run was started with {name} {version}, now it is {now}: the bits may differ")
+        for name, before in _bits_depend_on(saved).items():
+            now = _bits_depend_on(config).get(name)
+            if now != before:
+                self._say(f"this run was started with {name} {before}, now it is {now}: the bits may differ")
 
     def say(self, text: str) -> None:
         self._say(text)
@@ -84,7 +104,7 @@ class RunFolder:
         write_json(self.path / name, value)
 
     def append(self, record: Mapping[str, Any]) -> None:
-        assert tuple(key for key in record if key != EPSILON) == METRIC_KEYS
+        assert tuple(key for key in record if key not in (EPSILON, VALIDATION)) == METRIC_KEYS
         with said_plainly(self.path / "metrics.jsonl"):
             self._metrics.write(json.dumps(record, allow_nan=False).encode() + b"\n")
             self._metrics.flush()
@@ -156,12 +176,114 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
         raise BadInput(f"cannot read {file}: {error}") from error
 
 
-def differences(saved: Mapping[str, Any], now: Mapping[str, Any], prefix: str = "") -> list[str]:
-    found = []
-    for key in sorted({*saved, *now}):
-        before, after = saved.get(key), now.get(key)
-        if isinstance(before, dict) and isinstance(after, dict):
-            found += differences(before, after, f"{prefix}{key}.")
-        elif before != after:
-            found.append(f"{prefix}{key} was {json.dumps(before)} and is now {json.dumps(after)}")
-    return found
+# --- what config.json says ---------------------------------------------------------------------------------------
+
+
+def versions() -> dict[str, str]:
+    return {
+        "strata": __version__,
+        "torch": torch.__version__,
+        "numpy": np.__version__,
+        "python": platform.python_version(),
+    }
+
+
+def machine() -> dict[str, Any]:
+    """The processor decides how sums are rounded."""
+    return {"cpu": _processor(), "cores": os.cpu_count()}
+
+
+def _processor() -> str:
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines():
+            name, _, value = line.partition(":")
+            if name.strip() in ("model name", "Model", "Hardware") and value.strip():
+                return value.strip()
+    return platform.processor() or platform.machine()
+
+
+def _bits_depend_on(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Beyond the settings. Folders of older versions do not say on which processor they began."""
+    cpu = config.get("machine", {}).get("cpu")
+    return {**config.get("versions", {}), **({} if cpu is None else {"cpu": cpu})}
+
+
+def commit() -> str | None:
+    """The commit Strata runs from, with + if files were changed since; None outside a git repository."""
+    try:
+        git = ["git", "-C", str(Path(__file__).parent)]
+        head = subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True, text=True, timeout=10)
+        if head.returncode != 0:
+            return None
+        changes = subprocess.run([*git, "status", "--porcelain", "-uno"], capture_output=True, text=True, timeout=10)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return head.stdout.strip() + ("+" if changes.stdout.strip() else "")
+
+
+def describe_method(method: Method) -> dict[str, Any]:
+    described: dict[str, Any] = {"name": method.name}
+    for field in dataclasses.fields(method):
+        value = getattr(method, field.name)
+        if field.name == "plan":
+            described["plan"] = value.hash
+        elif field.name not in ("graph", "progress"):
+            described[field.name] = _plain(value)
+    return described
+
+
+def describe_training(training: LocalTraining) -> dict[str, Any]:
+    """Without what came later and has its default: such runs are described as before there was such a thing."""
+    values = {field.name: getattr(training, field.name) for field in dataclasses.fields(training)}
+    later = {name for name, known in settings_of(Execution).items() if known.since > 1}
+    defaults = {field.name: field.default for field in dataclasses.fields(training)}
+    kept = {name for name in values if not (name in later and values[name] == defaults[name])}
+    described = {name: _plain(values[name]) for name in values if name in kept and name != "objective"}  # the data's
+    if training.loss is None:
+        described["loss"] = _plain(cross_entropy) if training.objective == Classification() else None
+    return described
+
+
+def describe_data(data: FederatedData) -> dict[str, Any]:
+    """Name, sizes and a digest of all targets and some inputs: other data under the same name is noticed."""
+    digest = hashlib.sha256()
+    for part in (data.train, data.test):
+        digest.update(_bytes(part.targets))
+        for tensor in part.tensors:
+            digest.update(_bytes(tensor[:: max(1, len(part) // 64)]))
+    described = {
+        "name": data.name,
+        "train": len(data.train),
+        "test": len(data.test),
+        "classes": data.classes,
+        "sha256": digest.hexdigest()[:16],
+    }
+    if not data.inputs.single or not data.train.has_images:  # images are described as before there was anything else
+        described["inputs"] = data.inputs.to_json()
+    if data.objective != Classification():
+        described["objective"] = repr(data.objective)
+    return described
+
+
+def _bytes(tensor: Tensor) -> bytes:
+    whole = tensor.contiguous()
+    return whole.view(torch.uint8).numpy().tobytes() if whole.numel() else b""
+
+
+def describe_partition(partition: Partition) -> str:
+    """For a partition that is not given by name."""
+    arrays = [getattr(partition, name, None) for name in ("indices", "starts")]
+    if all(isinstance(array, np.ndarray) for array in arrays):
+        digest = hashlib.sha256(b"".join(array.tobytes() for array in arrays if array is not None))
+        return f"own:{digest.hexdigest()[:16]}"
+    return f"own:{type(partition).__name__}:{len(partition)}"
+
+
+def _plain(value: Any) -> Any:
+    if callable(value):
+        return f"{getattr(value, '__module__', '?')}:{getattr(value, '__qualname__', type(value).__name__)}"
+    if isinstance(value, (tuple, list)):
+        return [_plain(item) for item in value]
+    if isinstance(value, dict):
+        return {str(key): _plain(item) for key, item in value.items()}
+    return value if value is None or isinstance(value, (bool, int, float, str)) else repr(value)

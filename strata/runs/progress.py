@@ -1,36 +1,45 @@
-"""What a run shows while it works: a live bar on a terminal, plain lines elsewhere. All of it on stderr."""
+"""What a run shows: a live bar on a terminal, plain lines elsewhere, all of it on stderr; at the end a table.
+
+The display is a callback like any other, which also shows single lines (`say`).
+"""
 
 from __future__ import annotations
 
 import sys
 import time
 from collections.abc import Mapping
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
 
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table
 from rich.text import Text
+
+from strata.core.sizes import show_bytes
+from strata.runs.callbacks import Callback, RunInfo
+
+if TYPE_CHECKING:
+    from strata.runs.session import Result
 
 QUIET_SECONDS = 10.0  # plain lines: rounds without news are shown at most this often
 
 
-class Silent:
-    def start(self, name: str, done: int, rounds: int) -> None: ...
-    def round(self, record: Mapping[str, Any]) -> None: ...
-    def say(self, text: str) -> None: ...
-    def stop(self) -> None: ...
+class Silent(Callback):
+    def say(self, text: str) -> None:
+        """A line for the user."""
 
 
 class Plain(Silent):
     def __init__(self, file: IO[str] | None = None) -> None:
         self._file = file or sys.stderr
 
-    def start(self, name: str, done: int, rounds: int) -> None:
-        self._rounds, self._done, self._began, self._shown = rounds, done, time.monotonic(), 0.0
-        if done < rounds:
-            self.say(f"{name}: rounds {done + 1} to {rounds}")
+    def run_begins(self, run: RunInfo) -> None:
+        self._rounds, self._done, self._began, self._shown = run.rounds, run.done, time.monotonic(), 0.0
+        if run.done < run.rounds:
+            self.say(f"{run.method}: rounds {run.done + 1} to {run.rounds}")
 
-    def round(self, record: Mapping[str, Any]) -> None:
+    def round_ends(self, record: Mapping[str, Any]) -> None:
         now = time.monotonic()
         finished = record["round"] + 1
         if record["accuracy"] is None and not record["dropped"] and now - self._shown < QUIET_SECONDS:
@@ -62,8 +71,8 @@ class Live(Silent):
         self._console = console or Console(stderr=True)
         self._bar: Progress | None = None
 
-    def start(self, name: str, done: int, rounds: int) -> None:
-        self.stop()
+    def run_begins(self, run: RunInfo) -> None:
+        self.close()
         self._bar = Progress(
             TextColumn("[bold]{task.fields[name]}"),
             TextColumn("round {task.completed}/{task.total}"),
@@ -75,10 +84,12 @@ class Live(Silent):
             TimeRemainingColumn(elapsed_when_finished=False),
             console=self._console,
         )
-        self._task = self._bar.add_task("", total=rounds, completed=done, name=name, step="-", accuracy="-")
+        self._task = self._bar.add_task(
+            "", total=run.rounds, completed=run.done, name=run.method, step="-", accuracy="-"
+        )
         self._bar.start()
 
-    def round(self, record: Mapping[str, Any]) -> None:
+    def round_ends(self, record: Mapping[str, Any]) -> None:
         assert self._bar is not None
         news: dict[str, Any] = {} if record["accuracy"] is None else {"accuracy": f"{record['accuracy']:.2%}"}
         self._bar.update(self._task, completed=record["round"] + 1, step=record["step"], **news)
@@ -86,7 +97,7 @@ class Live(Silent):
     def say(self, text: str) -> None:
         (self._bar.console if self._bar else self._console).print(text, markup=False, highlight=False, soft_wrap=True)
 
-    def stop(self) -> None:
+    def close(self) -> None:
         if self._bar is not None:
             self._bar.stop()
             self._bar = None
@@ -102,3 +113,45 @@ def duration(seconds: float) -> str:
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
+
+
+# --- at the end ----------------------------------------------------------------------------------------------------
+
+
+def summarise(result: Result) -> None:
+    """The closing table."""
+    summary = result.summary
+    title = escape(f"{summary['method']}, seed {summary['seed']}: {result.out}")  # folders may be named [like tags]
+    table = Table(title=title, show_header=False)
+    for name, value in _rows(result):
+        table.add_row(name, escape(value))
+    Console().print(table)
+
+
+def _rows(result: Result) -> list[tuple[str, str]]:
+    summary = result.summary
+    per_class = [value for value in summary.get("per_class_accuracy", ()) if value is not None]
+    rounds = str(summary["rounds"])
+    if "stopped" in summary:
+        rounds += f" (stopped: {summary['stopped']})"
+    rows = [
+        ("accuracy", f"{summary['accuracy']:.2%} (batch norm {summary['bn']})"),
+        ("loss", "not finite" if summary["loss"] is None else f"{summary['loss']:.4f}"),
+        *([("per class", f"{min(per_class):.1%} to {max(per_class):.1%}")] if per_class else []),
+        ("rounds", rounds),
+        ("largest device", f"{show_bytes(summary['peak_bytes'])} measured peak"),
+        ("upload", show_bytes(summary["upload_bytes"])),
+        ("download", show_bytes(summary["download_bytes"])),
+        ("training", f"{summary['train_flops'] / 1e12:.3g} TFLOP"),
+        ("updates dropped", str(summary["dropped"])),
+        ("time", f"{summary['seconds']:.1f} s"),
+        ("model", str(result.out / "model.safetensors")),
+    ]
+    if "epsilon" in summary:
+        rows.insert(-2, ("privacy", show_privacy(summary)))
+    return rows
+
+
+def show_privacy(summary: Mapping[str, Any]) -> str:
+    bound = "no finite epsilon" if summary["epsilon"] is None else f"epsilon {summary['epsilon']:.3g}"
+    return f"{bound} at delta {summary['delta']:.2g}, for a device ({summary['accountant']})"

@@ -1,10 +1,13 @@
-"""`strata.run`: a whole run, from its settings to model.safetensors, that can be stopped and resumed at any moment."""
+"""`strata.run`: a whole run, from its settings to model.safetensors, that can be stopped and resumed at any moment.
+
+`carry_out` is the core below `strata.run` (Python) and `launch` (the command line, experiments and fleets).
+"""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,43 +16,49 @@ import torch
 from torch import nn
 
 from strata.core.errors import BadInput
-from strata.core.interrupts import Interrupts
+from strata.core.flags import help_text
+from strata.core.processes import Interrupts
 from strata.core.sizes import several
-from strata.data import FederatedData, ImageSet, Partition, check_range, from_indices, hold_out, parse_partition
+from strata.data import FederatedData, Partition, Samples, check_range, from_indices, hold_out, parse_partition
+from strata.data.objectives import Classification
+from strata.data.samples import same_inputs
 from strata.engines import Engine, InlineEngine, LocalEngine, default_workers
 from strata.engines.local import IN_WORKER
 from strata.engines.ray import Ray
 from strata.federation import privacy_accounting as accounting
+from strata.federation.aggregation import ServerOptimizer
 from strata.federation.jobs import DeviceProgram, TrainJob, cuts_of
 from strata.federation.privacy import Reach
 from strata.federation.rounds import RoundSettings
 from strata.federation.simulated_fleet import parse_stragglers
 from strata.graph import ChannelGraph, Cut
-from strata.methods import SLT
-from strata.methods.choice import method_named
-from strata.runs import description as describing
+from strata.methods import SLT, Method
+from strata.methods.choice import class_of, method_named
+from strata.methods.heads import plain_names, prepared_model
+from strata.runs import folder as folders
+from strata.runs.callbacks import Callback, Callbacks, trackers
+from strata.runs.config import DEFAULT_ROUNDS, FORMAT, RunOptions
 from strata.runs.folder import RunFolder
-from strata.runs.options import DEFAULT_ROUNDS, Options
 from strata.runs.progress import display
 from strata.runs.session import Result, Session
-from strata.runs.trackers import MLflow, TensorBoard, check_extras, started
-from strata.training import COHORT, WIDEST, LocalTraining, cohorts, cosine, kernels
-from strata.training.recomputation import recomputed_flops
+from strata.training import COHORT, WIDEST, LocalTraining, Workspace, cohorts, cosine, kernels
 
 if TYPE_CHECKING:
     from strata.methods import Method
+
+Partitions = str | Partition | Sequence[Sequence[int] | np.ndarray]
 
 
 def run(
     model: nn.Module,
     data: FederatedData,
-    method: Method | str,
+    method: Method | str | type[Method],
     *,
     out: str | Path,
     constraint: float | Sequence[float] | None = None,
     budget: int | str | Sequence[int | str] | None = None,
     rounds: int | None = None,
-    partition: str | Partition | Sequence[Sequence[int] | np.ndarray] = "iid",
+    partition: Partitions = "iid",
     training: LocalTraining | None = None,
     devices: int | None = None,
     workers: int | None = None,
@@ -59,98 +68,219 @@ def run(
     progress: bool = True,
     tensorboard: bool = False,
     mlflow: bool = False,
+    callbacks: Iterable[Callback] = (),
     request: Mapping[str, Any] | None = None,
     adjusted: Callable[[Method, int], Method] | None = None,
     pretrained: bool = False,
+    server: ServerOptimizer | None = None,
     **options: Any,
 ) -> Result:
     """Trains `model` over the fleet by `method` into the folder `out`.
 
-    `method` is such as strata.SLT(plan), or a name with a `constraint` (0.25) or `budget` ("24 MiB"; several: levels).
-    `options` are those of `Options` (per_round, seed, lr, quorum, dropout, ...). `resume=True` continues in `out` to
-    the bits of a run that never stopped. `workers=0` does all work in this process, `engine=Ray(...)` on a Ray cluster
-    (strata.engines.ray). `adjusted` gives the method for each attempt at a round (a fleet's devices may change level).
-    With `pretrained` the model's weights are trained ones, and a small model takes its part of them as they are.
-    The model itself is not changed.
+    method: such as strata.SLT(plan), or a name or class with a `constraint` (0.25) or `budget` ("24 MiB"; several:
+        levels).
+    partition: a name as on the command line, or sample indices per device.
+    training: how devices train; without it, as the plan says, with the data's own augmentation.
+    resume: continue in `out`, to the bits of a run that never stopped.
+    workers: worker processes, one per core; 0 does all work in this process. engine=Ray(...): on a Ray cluster.
+    callbacks: objects of classes made from strata.Callback (strata.runs.callbacks).
+    adjusted: the method for each attempt at a round (a fleet's devices may change level).
+    pretrained: the model's weights are trained ones, and a small model takes its part of them as they are.
+    server: the server's optimizer, strata.federation.ServerOptimizer("adam", 0.01).
+    request: kept in config.json beside the settings.
+    The model itself is not changed. `options`:
     """
     if os.environ.get(IN_WORKER):
-        raise BadInput("strata.run was called while a worker process imported your script: put the call under "
-                       "`if __name__ == '__main__':`")  # fmt: skip
+        raise BadInput(
+            "strata.run was called while a worker process imported your script: put the call under "
+            "`if __name__ == '__main__':`"
+        )
     training = complete(_as_planned(training, method, data), data)
-    if isinstance(method, str):
+    whole = prepared_model(class_of(method), model, data.inputs, options.get("seed", 0))
+    if isinstance(method, str | type):
         method = method_named(
-            method, ChannelGraph(model, data.input_shape), constraints=several(constraint), budgets=several(budget),
-            batch_size=training.batch_size, micro_batch=training.micro_batch, rounds=rounds or DEFAULT_ROUNDS,
-            seed=options.get("seed", 0), model_name=type(model).__name__, training=training,
-        )  # fmt: skip
+            method,
+            ChannelGraph(whole, data.inputs),
+            constraints=several(constraint),
+            budgets=several(budget),
+            execution=training,
+            rounds=rounds or DEFAULT_ROUNDS,
+            seed=options.get("seed", 0),
+            model_name=type(model).__name__,
+        )
     elif constraint is not None or budget is not None:
         raise BadInput("the method already knows what devices can hold: give a constraint or budget with a name only")
-    checked = Options(**_known(options), rounds=_rounds(method, rounds), devices=_devices(partition, devices))
-    if checked.exact:  # the reference: as a device of its own trains
-        training = replace(training, kernels=False)
-    if parse_stragglers(checked.stragglers)[0] and checked.deadline is None and not resume:
+    settings = RunOptions.of(**_known(options), rounds=_rounds(method, rounds), devices=_devices(partition, devices))
+    stragglers, deadline = settings.fleet.stragglers, settings.fleet.deadline
+    if parse_stragglers(stragglers)[0] and deadline is None and not resume:
         raise BadInput("stragglers matter only where they can come too late: give a deadline, such as 2, as well")
+    prepared = Prepared(
+        model=whole,
+        data=data,
+        method=method,
+        options=settings,
+        training=training,
+        server=server or ServerOptimizer(),
+        partition=partition,
+        engine=engine,
+        adjusted=adjusted,
+        pretrained=pretrained,
+        plain=model,
+    )
+    return carry_out(
+        prepared,
+        Path(out),
+        workers=workers,
+        checkpoint_every=checkpoint_every,
+        resume=resume,
+        progress=progress,
+        callbacks=[*callbacks, *trackers(tensorboard, mlflow)],
+        request=request,
+    )
+
+
+run.__doc__ = (run.__doc__ or "") + "".join(
+    f"\n    {key}: {help_text(one)}" for key, one in RunOptions.described().items() if key not in ("rounds", "devices")
+)
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """All that a run is made of."""
+
+    model: nn.Module
+    data: FederatedData
+    method: Method
+    options: RunOptions
+    training: LocalTraining  # from `complete`
+    server: ServerOptimizer
+    partition: Partitions
+    engine: Engine | Ray | None = None  # None: workers of its own on this machine
+    adjusted: Callable[[Method, int], Method] | None = None
+    pretrained: bool = False
+    plain: nn.Module | None = None  # the user's model, where the method has added to it
+
+
+def carry_out(
+    prepared: Prepared,
+    out: Path,
+    *,
+    workers: int | None = None,
+    checkpoint_every: int = 1,
+    resume: bool = False,
+    progress: bool = True,
+    callbacks: Iterable[Callback] = (),
+    request: Mapping[str, Any] | None = None,
+) -> Result:
+    """The run itself. What is wrong is said before anything is written."""
+    model, data, method, options = prepared.model, prepared.data, prepared.method, prepared.options
+    training, plain = prepared.training, prepared.plain or prepared.model
+    if options.course.exact:  # the reference: as a device of its own trains
+        training = replace(training, kernels=False)
     if checkpoint_every < 1:
         raise BadInput(f"checkpoints are every 1 or more rounds, not every {checkpoint_every}")
     _check_fit(method, model, data)
-    held: ImageSet | None = None
-    description = describing.describe_data(data)
-    if checked.validation:
-        _check_renumbering(partition)
-        data, held = hold_out(data, checked.validation, checked.seed)
-    parts = _partition(partition, data, checked)
-    alone = checked.exact or checked.privacy is not None  # in a cohort, who else is there shows in the last bits
-    settings = RoundSettings(
-        checked.fleet(), parts, checked.per_round, checked.quorum,
-        lambda round: cosine(round, checked.rounds, checked.lr, checked.lr_end),
-        checked.seed, training.epochs, checked.weighted, checked.server, checked.norm_bound,
-        None if alone else lambda jobs: _together(method.graph, jobs, training), checked.robust, checked.privacy,
-        recomputed_flops(method.graph, training), adjusted,
-    )  # fmt: skip
-    if checked.privacy:
-        _check_privacy(method, checked)
-    config = {
-        "settings": {
-            "model": {"class": type(model).__name__, "structure": method.graph.hash},
-            "data": description,
-            "method": describing.describe_method(method),
-            "partition": partition if isinstance(partition, str) else describing.describe_partition(parts),
-            "training": describing.describe_training(training),
-            **checked.to_json(),
-            "vectorised": None if alone else {"devices": COHORT, "widest": WIDEST},
-        },
-        "request": request,
-        "versions": describing.versions(),
-        "commit": describing.commit(),
-    }
-    check_extras(tensorboard, mlflow)
+    _check_last(method, options.course.rounds)
+    _check_hooks(method, options)
+    held: Samples | None = None
+    if options.evaluation.validation:
+        _check_renumbering(prepared.partition)
+        data, held = hold_out(data, options.evaluation.validation, options.course.seed)
+    parts = _partition(prepared.partition, data, options)
+    workspace = Workspace(method.graph)
+    settings = round_settings(prepared, parts, training, workspace)
+    if settings.privacy:
+        _check_privacy(method, options)
     show = display(progress)
-    own_engine: Engine | None = None
+    listeners = Callbacks([show, *callbacks])
+    engine, own_engine = prepared.engine, None
     if engine is None or isinstance(engine, Ray):  # before the folder: what cannot be sent to workers leaves no trace
-        engine = own_engine = make_engine(model, data, training, workers, held=held, graph=method.graph, ray=engine)
+        engine = own_engine = make_engine(model, data, training, workers, held=held, workspace=workspace, ray=engine)
     elif isinstance(engine, InlineEngine) and isinstance(engine.program, DeviceProgram):
-        engine.program.graph = engine.program.graph or method.graph  # one process needs one export of the network
+        engine.program.workspace = engine.program.workspace or workspace  # one process needs one
     folder: RunFolder | None = None
-    active = None
     try:
-        folder = RunFolder(Path(out), config, resume, show.say)
+        folder = RunFolder(out, _config_json(prepared, settings, training, request), resume, show.say)
+        listeners.log = folder.say
         samples = {"test": len(data.test)} | ({"validation": len(held)} if held is not None else {})
-        active = Session(method, checked, settings, engine, folder, checkpoint_every, samples, show,
-                         pretrained=pretrained)  # fmt: skip
-        if tensorboard:
-            active.trackers.append(started("TensorBoard", lambda: TensorBoard(folder.path)))
-        if mlflow:
-            active.trackers.append(started("MLflow", lambda: MLflow(folder.path.name, config["settings"])))  # type: ignore[arg-type]
+        session = Session(
+            method,
+            options,
+            settings,
+            engine,
+            folder,
+            checkpoint_every,
+            samples,
+            listeners,
+            pretrained=prepared.pretrained,
+            objective=data.objective,
+            names=plain_names(model, plain),
+        )
         with Interrupts() as interrupts:
-            return active.run(model, interrupts)
+            return session.run(model, interrupts)
     finally:
-        show.stop()
-        for tracker in active.trackers if active else ():
-            tracker.close()
+        listeners.close()
         if own_engine is not None:
             own_engine.close()
         if folder is not None:
             folder.close()
+
+
+def _config_json(
+    prepared: Prepared, settings: RoundSettings, training: LocalTraining, request: Mapping[str, Any] | None
+) -> dict[str, Any]:
+    """What config.json holds. `settings` must be the same where the run is resumed."""
+    model, method, options = prepared.plain or prepared.model, prepared.method, prepared.options
+    return {
+        "format": FORMAT,
+        "settings": {
+            "model": {"class": type(model).__name__, "structure": method.graph.hash},
+            "data": folders.describe_data(prepared.data),
+            "method": folders.describe_method(method),
+            "partition": _partition_text(prepared.partition, settings.partition),
+            "training": folders.describe_training(training),
+            **options.to_json(),
+            "eval_every": options.evaluated_every,
+            "server": dict(prepared.server.__dict__),
+            "vectorised": None if settings.together is None else {"devices": COHORT, "widest": WIDEST},
+        },
+        "request": request,
+        "versions": folders.versions(),
+        "machine": folders.machine(),
+        "commit": folders.commit(),
+    }
+
+
+def round_settings(
+    prepared: Prepared, parts: Partition, training: LocalTraining, workspace: Workspace
+) -> RoundSettings:
+    """What a round needs to know."""
+    options = prepared.options
+    course, fleet, updates = options.course, options.fleet, options.updates
+    # in a cohort, who else is there shows in the last bits
+    alone = course.exact or options.private is not None or prepared.method.device_state is not None
+
+    def together(jobs: Sequence[TrainJob]) -> list[list[int]]:
+        return cohorts(workspace, [job.task for job in jobs], [len(job.samples) for job in jobs], training)
+
+    return RoundSettings(
+        fleet=options.simulated_fleet(),
+        partition=parts,
+        per_round=fleet.per_round,
+        quorum=fleet.quorum,
+        lr=lambda round: cosine(round, course.rounds, course.lr, course.lr_end),
+        seed=course.seed,
+        epochs=training.epochs,
+        weighted=updates.weighted,
+        server=prepared.server,
+        norm_bound=updates.norm_bound,
+        together=None if alone else together,
+        robust=options.robust,
+        privacy=options.private,
+        recomputed_flops=lambda cut: workspace.recomputed_flops(cut, training),
+        adjusted=prepared.adjusted,
+        largest_loss=prepared.data.objective.largest_loss,
+    )
 
 
 def make_engine(
@@ -159,8 +289,8 @@ def make_engine(
     training: LocalTraining,
     workers: int | None = None,
     *,
-    held: ImageSet | None = None,
-    graph: ChannelGraph | None = None,
+    held: Samples | None = None,
+    workspace: Workspace | None = None,
     timeout: float | None = None,
     ray: Ray | None = None,
     source: Callable[[], Any] | None = None,
@@ -171,14 +301,14 @@ def make_engine(
     `source` makes `data` and `held` from files, for nodes of a cluster that have them too.
     """
     parts = {"test": data.test} | ({"validation": held} if held is not None else {})
-    program = DeviceProgram(model, tuple(data.input_shape), data.train, parts, training)
+    program = DeviceProgram(model, data.inputs, data.train, parts, training)
     if ray is not None:
         return _on_ray(program, ray, workers, source, timeout)
     workers = default_workers() if workers is None else workers
     if workers < 0:
         raise BadInput(f"workers are 0 (all in this process) or more, not {workers}")
     if workers == 0:
-        program.graph = graph
+        program.workspace = workspace
         return InlineEngine(program)
     return LocalEngine(program, workers, shared=(Cut,), timeout=timeout)
 
@@ -199,14 +329,16 @@ def _on_ray(
     return RayEngine(program, ray, workers, cuts=cuts_of, source=source, shared=(Cut,), timeout=timeout)
 
 
-def _as_planned(training: LocalTraining | None, method: Method | str, data: FederatedData) -> LocalTraining | None:
+def _as_planned(
+    training: LocalTraining | None, method: Method | str | type[Method], data: FederatedData
+) -> LocalTraining | None:
     """A plan's bytes hold for its batches: they are taken where nothing is given, and larger ones are refused."""
     if not isinstance(method, SLT):
         return training
     plan = method.plan
     if training is None:
-        return LocalTraining(plan.batch_size, augmentation=data.augmentation, micro_batch=plan.micro_batch)
-    planned, given = (one.micro_batch or one.batch_size for one in (plan, training))
+        return LocalTraining(**vars(plan.execution), augmentation=data.augmentation)
+    planned, given = plan.execution.at_once, training.at_once
     if given > planned:
         raise BadInput(
             f"the plan counts {planned} samples at a time and training takes {given}, which needs more memory: give "
@@ -218,8 +350,13 @@ def _as_planned(training: LocalTraining | None, method: Method | str, data: Fede
 def complete(training: LocalTraining | None, data: FederatedData) -> LocalTraining:
     """With the data's own augmentation (unless training is given), normalisation, and what this machine can do."""
     training = training or LocalTraining(augmentation=data.augmentation)
+    training = replace(training, objective=data.objective)
     if not training.mean and training.preparation is None:
         training = replace(training, mean=data.train.mean, std=data.train.std)
+    if training.transform is None and training.augmentation != "none" and not data.train.has_images:
+        raise BadInput(
+            f"the augmentation {training.augmentation} is for images, and {data.name} has none: leave it out"
+        )
     if training.kernels is None:  # decided here, once, and recorded: all workers do the same
         training = replace(training, kernels=kernels.available())
     elif training.kernels:
@@ -227,25 +364,23 @@ def complete(training: LocalTraining | None, data: FederatedData) -> LocalTraini
     return training
 
 
-def _together(graph: ChannelGraph, jobs: Sequence[TrainJob], training: LocalTraining) -> list[list[int]]:
-    return cohorts(graph, [job.task for job in jobs], [len(job.samples) for job in jobs], training)
-
-
-def _check_privacy(method: Method, options: Options) -> None:
+def _check_privacy(method: Method, options: RunOptions) -> None:
     accounting.check_installed()
-    if method.graph.buffer_names and not options.validation:
+    if method.graph.buffer_names and not options.evaluation.validation:
         raise BadInput(
             "this model has batch norm, whose statistics must not come from the devices' images under differential "
             "privacy: give --validation SHARE (in Python, validation=0.05), images that the server keeps for itself"
         )
-    Reach.of(method, 0, options.devices)
+    Reach.of(method, 0, options.fleet.devices)
 
 
 def _known(options: Mapping[str, Any]) -> dict[str, Any]:
-    allowed = set(Options.__dataclass_fields__) - {"rounds", "devices"}
+    allowed = set(RunOptions.described()) - {"rounds", "devices"}
     unknown = sorted(set(options) - allowed)
     if unknown:
-        raise BadInput(f"strata.run has no option {', '.join(unknown)}: there are {', '.join(sorted(allowed))}")
+        raise BadInput(
+            f"strata.run has no option {', '.join(unknown)}: there are {', '.join(sorted({*allowed, 'server'}))}"
+        )
     return dict(options)
 
 
@@ -254,6 +389,8 @@ def _rounds(method: Method, rounds: int | None) -> int:
     planned = plan.rounds if plan is not None else None
     if rounds is None:
         return planned or DEFAULT_ROUNDS
+    if rounds < 1:
+        raise BadInput(f"at least 1 round is needed, not {rounds}")
     if planned is not None and planned != rounds:
         raise BadInput(f"the plan is for {planned} rounds and the run for {rounds}: give both the same number")
     return rounds
@@ -267,9 +404,13 @@ def _devices(partition: Any, devices: int | None) -> int:
     return len(partition)
 
 
-def _partition(partition: Any, data: FederatedData, options: Options) -> Partition:
+def _partition_text(partition: Partitions, parts: Partition) -> str:
+    return partition if isinstance(partition, str) else folders.describe_partition(parts)
+
+
+def _partition(partition: Any, data: FederatedData, options: RunOptions) -> Partition:
     if isinstance(partition, str):
-        parts = parse_partition(partition, data, options.devices, options.seed)
+        parts = parse_partition(partition, data, options.fleet.devices, options.course.seed)
     else:
         parts = from_indices(partition, len(data.train)) if isinstance(partition, (list, tuple)) else partition
     check_range(parts, len(data.train))
@@ -289,16 +430,42 @@ def _check_renumbering(partition: Any) -> None:
         )
 
 
+def _check_hooks(method: Method, options: RunOptions) -> None:
+    aggregates = type(method).aggregation is not Method.aggregation
+    if aggregates and (options.robust or options.private or options.updates.weighted):
+        raise BadInput(
+            f"{method.name} aggregates in its own way: leave out the aggregation, the weights and differential privacy"
+        )
+
+
+def _check_last(method: Method, rounds: int) -> None:
+    """What is evaluated at the end becomes the plain model."""
+    graph = method.graph
+    output = method.evaluation_cut(rounds - 1).output
+    if graph.output_named(output) != graph.output_named(None):
+        raise BadInput(
+            f"{method.name} evaluates {output} after the last round: the final model is evaluated by its own output, "
+            f"{graph.output_named(None)}"
+        )
+
+
 def _check_fit(method: Method, model: nn.Module, data: FederatedData) -> None:
     graph = method.graph
-    if graph.classes != data.classes:
+    if graph.classes != data.classes and isinstance(data.objective, Classification):
         raise BadInput(
             f"the model has {graph.classes} outputs and {data.name} has {data.classes} classes: "
             f"make the model for {data.classes} classes"
         )
-    if tuple(graph.input_shape) != tuple(data.input_shape):
-        ours, theirs = ("x".join(map(str, shape)) for shape in (graph.input_shape, data.input_shape))
-        raise BadInput(f"the model takes {ours} and {data.name} has {theirs} images: make the model for {theirs}")
+    if graph.classes != data.classes:
+        raise BadInput(
+            f"the model has {graph.classes} outputs and {data.name} has {data.classes} numbers to predict: make the "
+            f"model for {data.classes} outputs"
+        )
+    if not same_inputs(graph.inputs, data.inputs):
+        kind = " images" if data.train.has_images else ""
+        raise BadInput(
+            f"the model takes {graph.inputs} and {data.name} has {data.inputs}{kind}: make the model for {data.inputs}"
+        )
     shapes = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
     if shapes != dict(graph.state_shapes):
         raise BadInput("the method was made for another model than the one given: make both from the same model")

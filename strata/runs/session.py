@@ -15,19 +15,19 @@ from safetensors.torch import load_file, save
 from torch import Tensor, nn
 
 from strata.core.files import read_json, write_atomic
-from strata.core.interrupts import Interrupts
+from strata.core.processes import Interrupts
+from strata.data.objectives import Classification, Objective
 from strata.engines import Engine
 from strata.execution import flops
+from strata.federation.device_store import DeviceStore
 from strata.federation.jobs import evaluate, final_state
 from strata.federation.privacy_accounting import Account
 from strata.federation.rounds import RoundFailed, RoundSettings, play
 from strata.federation.state import FederationState
 from strata.graph.initial import own_fan_in
-from strata.runs import description as describing
-from strata.runs.folder import EPSILON, METRIC_KEYS, RunFolder, is_finished, read_metrics
-from strata.runs.options import Options
-from strata.runs.progress import Silent
-from strata.runs.trackers import Tracker
+from strata.runs.callbacks import Callbacks, Evaluated, RunInfo, StopRun
+from strata.runs.config import RunOptions
+from strata.runs.folder import EPSILON, METRIC_KEYS, VALIDATION, RunFolder, describe_method, is_finished, read_metrics
 from strata.training import Evaluation
 
 if TYPE_CHECKING:
@@ -53,7 +53,8 @@ class Result:
 
     @property
     def per_class_accuracy(self) -> list[float | None]:
-        return list(self.summary["per_class_accuracy"])
+        """Empty where the model does something else than to classify."""
+        return list(self.summary.get("per_class_accuracy", ()))
 
     @cached_property
     def metrics(self) -> list[dict[str, Any]]:
@@ -67,46 +68,51 @@ class Result:
 @dataclass
 class Session:
     method: Method
-    options: Options
+    options: RunOptions
     rounds: RoundSettings
     engine: Engine
     folder: RunFolder
     checkpoint_every: int
     samples: Mapping[str, int]  # in "test" and, with a validation split, "validation"
-    show: Silent
-    trackers: list[Tracker] = field(default_factory=list)
-    last: Evaluation | None = None  # of the newest state, where it was evaluated on the test data
+    callbacks: Callbacks
     account: Account | None = None  # with differential privacy
     saved: int = -1  # the newest checkpoint's round
     pretrained: bool = False  # the model's weights are trained ones
+    names: Mapping[str, str] = field(default_factory=dict)  # of the plain model's entries, by the prepared one's
+    objective: Objective = Classification()  # of the data
 
     def run(self, model: nn.Module, interrupts: Interrupts) -> Result:
-        folder, total = self.folder, self.options.rounds
+        folder, total = self.folder, self.options.course.rounds
         state = self._begin(model)
-        if state.round >= total and is_finished(folder.path):
+        before = _finished(folder.path, state.round >= total)
+        if before is not None:
             folder.say(f"{folder.path} is finished: nothing to do")
-            return Result(folder.path, read_json(folder.path / "summary.json"))
-        self.show.start(self.method.name, state.round, total)
+            return before
+        if self.method.device_state is not None:
+            store = DeviceStore(folder.path / "devices", lambda: min(folder.checkpoints.rounds(), default=0))
+            self.rounds = replace(self.rounds, store=store)
         flops = flops_of_tasks(self.method, self.rounds.recomputed_flops)
         if self.rounds.privacy:
             self.account = Account.of(self.rounds, folder.path)
+        last: Evaluation | None = None  # of the newest state, where it was evaluated on the test data
+        stop = self._tell_begin(state)
         try:
-            while state.round < total:
+            while state.round < total and stop is None:
                 began = time.monotonic()
                 if self.account:
                     self.account.begin(state.round)
                 with interrupts.allowed():
                     after, costs = play(state, self.method, self.rounds, self.engine, flops, folder.log)
-                    accuracy, method = self._judge(after)
+                    last, validation, method = self._judge(after)
                 self.method, state = method, replace(after, method=method.state)
-                self._record(state.round - 1, accuracy, costs, began)
-                if state.round % self.checkpoint_every == 0 or state.round == total:
+                stop = self._record(state, last, validation, costs, began)
+                if state.round % self.checkpoint_every == 0 or state.round == total or stop is not None:
                     self._save(state)
             with interrupts.allowed():
-                return self._finish(state)
+                result = self._finish(state, last, stop if state.round < total else None)
         except KeyboardInterrupt:
             self._save(state)
-            self.show.stop()
+            self.callbacks.close()
             folder.say(
                 f"stopped after {state.round} of {total} rounds; continue with: strata run --resume {folder.path} "
                 "(or strata.run(..., resume=True))"
@@ -115,23 +121,25 @@ class Session:
         except RoundFailed as error:
             self._save(state)
             raise RoundFailed(f"{error}. {state.round} rounds are saved in {folder.path}") from error
+        self.callbacks.run_ends(result)
+        return result
 
     def _begin(self, model: nn.Module) -> FederationState:
         """The newest checkpoint's state, or the model's own weights."""
-        folder = self.folder
+        folder, total = self.folder, self.options.course.rounds
         if folder.checkpoints.rounds():
             state = folder.checkpoints.load(folder.say)
             folder.truncate_metrics(state.round)
             self.saved = state.round
             self.method = self.method.with_state(state.method)
-            if state.round < self.options.rounds:
-                folder.say(f"resuming {folder.path} after {state.round} of {self.options.rounds} rounds")
+            if state.round < total and not is_finished(folder.path):
+                folder.say(f"resuming {folder.path} after {state.round} of {total} rounds")
             return state
         folder.truncate_metrics(0)
         plan = getattr(self.method, "plan", None)
-        folder.write("plan.json", plan.to_json() if plan is not None else describing.describe_method(self.method))
+        folder.write("plan.json", plan.to_json() if plan is not None else describe_method(self.method))
         if plan is not None and plan.skipped:
-            folder.say(f"with {self.options.rounds} rounds these steps get none: {', '.join(map(str, plan.skipped))}")
+            folder.say(f"with {total} rounds these steps get none: {', '.join(map(str, plan.skipped))}")
         tensors = {name: tensor.detach().clone().cpu() for name, tensor in model.state_dict().items()}
         if not self.pretrained:
             own_fan_in(model, self.method.server_cut(), tensors)
@@ -145,82 +153,137 @@ class Session:
             self.folder.checkpoints.save(state)
             self.saved = state.round
 
+    # --- evaluation ----------------------------------------------------------------------------------------------
+
+    def _evaluated_cut(self, state: FederationState) -> Cut:
+        return self.method.evaluation_cut(max(0, state.round - 1))
+
     def _evaluate(self, state: FederationState, part: str, bn: str | None = None) -> Evaluation:
-        cut = self.method.evaluation_cut(state.round - 1)
         return evaluate(
-            self.engine, state.tensors, cut, self.samples[part], part, bn or self.options.bn, state.round,
-            self.options.seed, self._calibration,
-        )  # fmt: skip
+            self.engine,
+            state.tensors,
+            self._evaluated_cut(state),
+            self.samples[part],
+            part,
+            bn or self.options.evaluation.bn,
+            state.round,
+            self.options.course.seed,
+            self._calibration,
+            self.objective,
+        )
 
     @property
     def _calibration(self) -> str:
         """Whose images batch norm's statistics come from. Under differential privacy not the devices'."""
         return "validation" if self.rounds.privacy and "validation" in self.samples else "train"
 
-    def _judge(self, after: FederationState) -> tuple[float | None, Method]:
-        """Test accuracy where this round is due, and the method after it has seen how it does.
+    def _judge(self, after: FederationState) -> tuple[Evaluation | None, float | None, Method]:
+        """On the test data and the validation split, where this round is due, and the method after it has seen it.
 
         What decides (early stopping) is the validation split where there is one, else the test data, as published.
         """
         options, method = self.options, self.method
-        assert options.eval_every is not None
-        due = after.round % options.eval_every == 0 or after.round == options.rounds
+        due = after.round % options.evaluated_every == 0 or after.round == options.course.rounds
         apart = "validation" in self.samples
-        self.last = self._evaluate(after, "test") if due or (method.needs_accuracy and not apart) else None
-        accuracy = self.last.accuracy if self.last else None
+        test = self._evaluate(after, "test") if due or (method.needs_accuracy and not apart) else None
+        validation = None
+        if apart and (method.needs_accuracy or (due and self.callbacks.judge)):
+            validation = self._evaluate(after, "validation").accuracy
         if not method.needs_accuracy:
-            return accuracy, method
-        seen = self._evaluate(after, "validation").accuracy if apart else accuracy
+            return test, validation, method
+        seen = test.accuracy if test is not None and not apart else validation
         assert seen is not None
-        return accuracy, method.observe(after.round - 1, seen)
+        return test, validation, method.observe(after.round - 1, seen)
 
-    def _record(self, round: int, accuracy: float | None, costs: Mapping[str, Any], began: float) -> None:
+    def _state_dict(self, state: FederationState) -> dict[str, Tensor]:
+        """Of the plain module: what is evaluated after this round."""
+        cut = self._evaluated_cut(state)
+        final = final_state(self.engine, state.tensors, cut, self.options.course.seed, self._calibration)
+        return {self.names[name]: tensor for name, tensor in final.items() if name in self.names}
+
+    # --- records -------------------------------------------------------------------------------------------------
+
+    def _tell_begin(self, state: FederationState) -> StopRun | None:
+        folder, course = self.folder, self.options.course
+        records = read_metrics(folder.path) if state.round else []
+        run = RunInfo(folder.path, self.method.name, course.rounds, folder.settings, state.round, records)
+        return self.callbacks.run_begins(run)
+
+    def _record(
+        self,
+        state: FederationState,
+        test: Evaluation | None,
+        validation: float | None,
+        costs: Mapping[str, Any],
+        began: float,
+    ) -> StopRun | None:
+        """The round's line in metrics.jsonl; then callbacks hear of it, and may want to stop."""
+        round = state.round - 1
         values = {
-            **costs, "round": round, "step": self.method.step(round), "lr": self.rounds.lr(round),
-            "accuracy": accuracy, "seconds": rounded(time.monotonic() - began),
-        }  # fmt: skip
+            **costs,
+            "round": round,
+            "step": self.method.step(round),
+            "lr": self.rounds.lr(round),
+            "accuracy": test.accuracy if test else None,
+        }
         record = {key: values[key] for key in METRIC_KEYS[:-1]}
         if self.account:  # it takes a moment: where there is an accuracy to go with it
-            record[EPSILON] = None if accuracy is None else self.account.epsilon(round + 1)
-        record["seconds"] = values["seconds"]
+            record[EPSILON] = self.account.epsilon(round + 1) if test else None
+        if self.callbacks.judge and "validation" in self.samples:
+            record[VALIDATION] = validation if test else None
+        record["seconds"] = rounded(time.monotonic() - began)
         self.folder.append(record)
-        self.show.round(record)
-        for tracker in list(self.trackers):
-            try:
-                tracker.round(record)
-            except Exception as error:  # a log elsewhere must not cost the run
-                self.trackers.remove(tracker)
-                self.folder.say(
-                    f"{type(tracker).__name__} stopped taking records: {' '.join(str(error).split())[:200]}"
-                )
+        stop = None
+        if test is not None:
+            per_class = tuple(test.metrics.get("per_class_accuracy", ()))
+            seen = record.get(VALIDATION)
+            stop = self.callbacks.evaluated(
+                Evaluated(round, test.accuracy, test.loss, per_class, seen, lambda: self._state_dict(state))
+            )
+        return self.callbacks.round_ends(record) or stop
 
-    def _finish(self, state: FederationState) -> Result:
+    def _finish(self, state: FederationState, last: Evaluation | None, stop: StopRun | None) -> Result:
         """model.safetensors, which is what was evaluated, then summary.json."""
         folder, options = self.folder, self.options
-        cut = self.method.evaluation_cut(options.rounds - 1)
-        test = self.last or self._evaluate(state, "test")
-        data = save(final_state(self.engine, state.tensors, cut, options.seed, self._calibration))
-        plain = test if options.bn == "re-estimated" else self._evaluate(state, "test", "re-estimated")
+        if stop is not None:
+            folder.say(f"ended after {state.round} of {options.course.rounds} rounds: {stop}")
+        test = last or self._evaluate(state, "test")
+        data = save(self._state_dict(state))
+        plain = test if options.evaluation.bn == "re-estimated" else self._evaluate(state, "test", "re-estimated")
         records = read_metrics(folder.path)
+        sums = ("upload_bytes", "download_bytes", "train_flops")
         summary = {
-            "method": self.method.name, "seed": options.seed, "rounds": options.rounds, "accuracy": test.accuracy,
-            "loss": test.loss if math.isfinite(test.loss) else None, "per_class_accuracy": list(test.per_class),
+            "method": self.method.name,
+            "seed": options.course.seed,
+            "rounds": state.round,
+            "accuracy": test.accuracy,
+            "loss": test.loss if math.isfinite(test.loss) else None,
+            **test.metrics,
             "bn": test.bn,
             "model_accuracy": plain.accuracy,  # of model.safetensors in ordinary inference
-            **{key: sum(record[key] for record in records)
-               for key in ("upload_bytes", "download_bytes", "train_flops")},
+            **{key: sum(record[key] for record in records) for key in sums},
             "peak_bytes": max((record["peak_bytes"] for record in records), default=0),
             "dropped": sum(len(record["dropped"]) for record in records),
             "seconds": rounded(sum(record["seconds"] for record in records)),
             "model_sha256": hashlib.sha256(data).hexdigest(),
-        }  # fmt: skip
+        }
+        if stop is not None:
+            summary["stopped"] = str(stop) or type(stop).__name__
         if "validation" in self.samples:
             summary["validation_accuracy"] = self._evaluate(state, "validation").accuracy
         if self.account:
-            summary |= self.account.summary(options.rounds)
+            summary |= self.account.summary(state.round)
         write_atomic(folder.path / "model.safetensors", data)
         folder.write("summary.json", summary)
         return Result(folder.path, summary)
+
+
+def _finished(folder: Path, all_rounds: bool) -> Result | None:
+    """The result of a run that was finished before: after all its rounds, or where a callback stopped it."""
+    if not is_finished(folder):
+        return None
+    summary = read_json(folder / "summary.json")
+    return Result(folder, summary) if all_rounds or "stopped" in summary else None
 
 
 def rounded(seconds: float) -> float:
@@ -228,17 +291,20 @@ def rounded(seconds: float) -> float:
 
 
 def flops_of_tasks(method: Method, recomputed: Callable[[Cut], int] | None = None) -> Callable[[Task], int]:
-    """FLOPs per training sample of a task; of FjORD's levels, the mean. Remembered per shape."""
+    """FLOPs per training sample of a task, over its phases; of FjORD's levels, the mean. Remembered per shape."""
     known: dict[Any, int] = {}
 
     def of_cut(cut: Cut) -> int:
-        key = (tuple(cut.shapes.values()), cut.frozen)
+        key = (cut.output, tuple(cut.shapes.values()), cut.frozen)
         if key not in known:
             known[key] = flops(method.graph, cut).real_train + (recomputed(cut) if recomputed else 0)
         return known[key]
 
     def of_task(task: Task) -> int:
-        levels = task.levels or (task.cut,)
-        return sum(map(of_cut, levels)) // len(levels)
+        total = 0
+        for phase in task.phases:
+            levels = phase.levels or (phase.cut,)
+            total += sum(map(of_cut, levels)) // len(levels)
+        return total
 
     return of_task

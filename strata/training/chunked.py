@@ -16,32 +16,19 @@ import torch
 from torch import Tensor, fx
 
 from strata.graph.rewrite import Step, steps
-from strata.ops.channels import ELEMENTWISE, argument, family
+from strata.ops import keeps_samples_apart
+from strata.ops.channels import family
 from strata.training.stepwise import StepValues, last_uses, run_step
 
 if TYPE_CHECKING:
+    from strata.data.samples import Batch
     from strata.graph import ChannelGraph, Cut
-    from strata.training.submodels import Warm
+    from strata.training.submodels import BuiltSubmodel
 
 CHUNK_BYTES = 4 << 20  # of the largest value between two layers; measured best from 2 to 8 MiB
 FEWEST = 32  # images in a chunk: below, calls cost more than the cache saves
 
 Statistics = tuple[Tensor, Tensor]  # mean and (biased) variance per channel
-
-# What treats every sample on its own as long as the batch stays the first dim (checked) ...
-ALWAYS = {
-    *ELEMENTWISE, *(f"{name}_" for name in ELEMENTWISE), "batch_norm", "group_norm", "layer_norm",
-    "conv1d", "conv2d", "conv3d", "convolution", "linear", "flatten", "view", "reshape", "permute", "transpose",
-    "avg_pool2d", "max_pool2d", "adaptive_avg_pool2d", "adaptive_max_pool2d", "pad", "constant_pad_nd", "sym_size",
-}  # fmt: skip
-ALONG_A_DIM = {
-    "mean": 1,
-    "sum": 1,
-    "amax": 1,
-    "cat": 1,
-    "softmax": 1,
-    "log_softmax": 1,
-}  # ... and with these dims not 0
 
 
 class NotChunkable(Exception):
@@ -52,12 +39,16 @@ class Chunked:
     def __init__(self, graph: ChannelGraph, cut: Cut) -> None:
         mode = graph.mode("eval")
         table = graph.kept_table(cut)
-        self._input = next(node for node in mode.graph.nodes if node.op == "placeholder")
-        self._output = mode.output
+        self._inputs = mode.inputs
+        name = graph.output_named(cut.output)
+        self._output = mode.outputs[name]
+        needed = mode.needed(name)
         self._constants = graph.cut_constants(table)
-        batch = str(self._input.meta["val"].shape[0])
+        batch = str(self._inputs[0].meta["val"].shape[0])
         self._stretches: list[list[Step]] = [[]]  # each but the first begins with a batch norm
         for step in steps(mode, table):
+            if step.node not in needed:
+                continue
             if not _keeps_samples_apart(step.node, batch):
                 raise NotChunkable(f"{step.node.target}")
             if family(step.node) == "batch_norm":
@@ -67,12 +58,13 @@ class Chunked:
         self._spent = last_uses(nodes)
         values = [op for op in graph.sized(cut, 1, mode="eval") if op.kind == "op" and isinstance(op.shape, tuple)]
         largest = max((math.prod(op.shape) * op.dtype.itemsize for op in values if op.dtype is not None), default=1)
-        self._images = max(FEWEST, 1 << max(1, CHUNK_BYTES // largest).bit_length() - 1)  # a power of two
+        self._samples = max(FEWEST, 1 << max(1, CHUNK_BYTES // largest).bit_length() - 1)  # a power of two
 
-    def __call__(self, small: Warm, images: Tensor) -> Tensor:
-        """The outputs for the whole batch, images as `small` wants them."""
+    def __call__(self, small: BuiltSubmodel, inputs: Batch) -> Tensor:
+        """The outputs for the whole batch, which is as `small` wants it."""
         state = {**small.state, **{name: value.to(small.device) for name, value in self._constants.items()}}
-        chunks: list[dict[Any, Any]] = [{self._input: chunk} for chunk in images.split(self._images)]
+        split = zip(*(one.split(self._samples) for one in inputs), strict=True)
+        chunks: list[dict[Any, Any]] = [dict(zip(self._inputs, chunk, strict=True)) for chunk in split]
         statistics: Statistics | None = None
         for number, stretch in enumerate(self._stretches):
             following = self._stretches[number + 1][0] if number + 1 < len(self._stretches) else None
@@ -98,12 +90,7 @@ def _keeps_samples_apart(node: fx.Node, batch: str) -> bool:
     value = node.meta.get("val")
     if not isinstance(value, Tensor) or value.dim() == 0 or str(value.shape[0]) != batch:
         return False
-    if name in ALONG_A_DIM:
-        dims = argument(node, ALONG_A_DIM[name], "dim", 0 if name == "cat" else None)
-        inner = [dims] if isinstance(dims, int) else dims
-        rank = node.all_input_nodes[0].meta["val"].dim()
-        return bool(inner) and all(dim % rank != 0 for dim in inner)
-    return name in ALWAYS
+    return keeps_samples_apart(node)
 
 
 def _statistics(x: Tensor) -> tuple[int, Statistics]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import count
 from typing import TYPE_CHECKING
 
 import torch
@@ -15,15 +16,17 @@ from torch import Tensor
 
 from strata.core.errors import BadInput
 from strata.core.seeds import derive, generator
-from strata.methods.base import Task
+from strata.methods.base import Phase, Task
 from strata.training.kernels import own_convolutions
 from strata.training.memory import peak_bytes
+from strata.training.phases import settings_of
 from strata.training.settings import LocalTraining, seeded
-from strata.training.submodels import warm
 from strata.training.trainer import Trainer
+from strata.training.workspace import Workspace
 
 if TYPE_CHECKING:
-    from strata.graph import ChannelGraph
+    from strata.data.samples import Batch, Samples
+    from strata.graph import Cut
 
 
 @dataclass(frozen=True)
@@ -37,51 +40,93 @@ class Update:
     loss: float  # mean over the samples it trained on, without the proximal term; NaN stays NaN
     peak_bytes: int
     cut_hash: str
+    kept: dict[str, Tensor] | None = None  # what a simulated device keeps for its next round: it is not sent
 
 
 def train_device(
-    graph: ChannelGraph,
+    workspace: Workspace,
     task: Task,
     tensors: Mapping[str, Tensor],
-    images: Tensor,
-    labels: Tensor,
+    samples: Samples,
     settings: LocalTraining,
     lr: float,
     seed: int,
 ) -> Update:
-    """`tensors`: task.cut.extract(server state). `images` (uint8) and `labels`: the device's own. `seed`: the run's."""
-    if len(labels) == 0:
+    """`tensors`: task.cut.extract(server state). `samples`: the device's own. `seed`: the run's."""
+    if len(samples) == 0:
         raise BadInput(f"device {task.device} has no samples: every device needs at least one")
-    warm(graph, task.cut, settings.device).load(tensors)
-    trainer = Trainer(graph, task, settings, lr)
-    levels = generator(seed, "fjord level", task.round, task.device)
+    draws = Draws.of(seed, task)
+    own = dict(tensors)
     total = 0.0
-    dropout = seeded(settings.device, derive(seed, "dropout", task.round, task.device))
-    with dropout, own_convolutions(settings.kernels):
-        for x, y in batches(images, labels, settings, seed, task):
-            level = int(torch.randint(len(trainer.levels), (), generator=levels))
-            total += trainer.step(x, y, level) * len(y)
-    trainer.release()
+    for phase in task.phases:
+        here = None if phase.cut == task.cut else phase.cut.within(task.cut)
+        total += _train_phase(workspace, phase, here, own, samples, settings_of(phase, settings), lr, draws)
     return Update(
         round=task.round,
         device=task.device,
-        tensors={
-            name: parameter.detach().clone(memory_format=torch.contiguous_format).cpu()
-            for name, parameter in zip(task.cut.trained, trainer.parameters, strict=True)
-        },
-        samples=len(labels),
-        loss=total / (settings.epochs * len(labels)),
-        peak_bytes=peak_bytes(graph, task, images, labels, settings),
+        tensors={name: own[name] for name in task.cut.trained},
+        samples=len(samples),
+        loss=total / (settings.epochs * len(samples) * len(task.phases)),
+        peak_bytes=peak_bytes(workspace, task, samples, settings),
         cut_hash=task.cut.hash,
     )
 
 
-def batches(
-    images: Tensor, labels: Tensor, settings: LocalTraining, seed: int, task: Task
-) -> Iterator[tuple[Tensor, Tensor]]:
+@dataclass(frozen=True)
+class Draws:
+    """All that is random in a task; each of its phases draws on from where the one before has stopped."""
+
+    order: torch.Generator
+    augmentation: torch.Generator
+    levels: torch.Generator
+    dropout: Iterator[int]  # a seed for each phase
+
+    @classmethod
+    def of(cls, seed: int, task: Task) -> Draws:
+        numbers = (task.round, task.device)
+        return cls(
+            generator(seed, "sample order", *numbers),
+            generator(seed, "augmentation", *numbers),
+            generator(seed, "fjord level", *numbers),
+            (derive(seed, "dropout", *numbers, *([phase] if phase else [])) for phase in count()),
+        )
+
+
+def _train_phase(
+    workspace: Workspace,
+    phase: Phase,
+    here: Cut | None,
+    tensors: dict[str, Tensor],
+    samples: Samples,
+    settings: LocalTraining,
+    lr: float,
+    draws: Draws,
+) -> float:
+    """The sum of its samples' losses; new values go into `tensors`. `here`: the phase's cut among these, None: all."""
+    received = tensors if here is None else here.extract(tensors)
+    workspace.submodel(phase.cut, settings.device).load(received)
+    trainer = Trainer(workspace, phase, settings, lr)
+    total = 0.0
+    with seeded(settings.device, next(draws.dropout)), own_convolutions(settings.kernels):
+        for x, y in batches(samples, settings, draws):
+            level = int(torch.randint(len(trainer.levels), (), generator=draws.levels))
+            total += trainer.step(x, y, level) * len(y)
+    trainer.release()
+    found = {
+        name: parameter.detach().clone(memory_format=torch.contiguous_format).cpu()
+        for name, parameter in zip(phase.cut.trained, trainer.parameters, strict=True)
+    }
+    if here is None:
+        tensors |= found
+    else:
+        tensors |= {name: tensors[name].clone() for name in found}  # what was given stays as it is
+        here.scatter(tensors, found)
+    return total
+
+
+def batches(samples: Samples, settings: LocalTraining, draws: Draws) -> Iterator[tuple[Batch, Tensor]]:
     """Every sample once per epoch, in random order; the last batch may be short."""
-    order = generator(seed, "sample order", task.round, task.device)
-    augmentation = generator(seed, "augmentation", task.round, task.device)
     for _ in range(settings.epochs):
-        for index in torch.randperm(len(labels), generator=order).split(settings.batch_size):
-            yield settings.augmented(images[index], augmentation), labels[index]
+        for index in torch.randperm(len(samples), generator=draws.order).split(settings.batch_size):
+            batch = tuple(tensor[index] for tensor in samples.tensors)
+            yield settings.augmented(batch, draws.augmentation), samples.targets[index]

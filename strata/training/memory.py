@@ -2,60 +2,67 @@
 
 from __future__ import annotations
 
-import weakref
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
+from strata.data.samples import Batch, Samples
 from strata.execution.measured import live_bytes, measure_step
-from strata.methods.base import Task
+from strata.methods.base import Phase, Task
+from strata.training.phases import settings_of
 from strata.training.settings import LocalTraining
-from strata.training.submodels import structure
 from strata.training.trainer import Trainer
+from strata.training.workspace import Workspace
 
 if TYPE_CHECKING:
-    from strata.graph import ChannelGraph, Cut
-
-_measured: weakref.WeakKeyDictionary[ChannelGraph, dict[Any, int]] = weakref.WeakKeyDictionary()
+    from strata.graph import Cut
 
 
-def peak_bytes(graph: ChannelGraph, task: Task, images: Tensor, labels: Tensor, settings: LocalTraining) -> int:
-    """The highest live tensor bytes of this task's largest mini-batch, for FjORD over all its levels.
+def peak_bytes(workspace: Workspace, task: Task, samples: Samples, settings: LocalTraining) -> int:
+    """The highest live tensor bytes of this task's largest mini-batch, over its phases and, for FjORD, its levels.
 
     Bytes follow from shapes, not from values, so each kind of task is measured once per process and remembered. The
     weights that the submodel holds are used up: call it after training.
     """
-    known = _measured.setdefault(graph, {})
-    size = min(settings.batch_size, len(labels))
-    kinds = tuple(structure(graph, cut) for cut in (task.cut, *task.levels))
-    key = (kinds, size, settings)
-    if key not in known:
-        with torch.random.fork_rng(devices=[]):
-            # copies: a view would count the whole data set that it looks into
-            x = settings.augmented(images[:size].clone(), torch.Generator().manual_seed(0))
-            y = labels[:size].clone()
-            trainer = Trainer(graph, task, settings, lr=0.01)
-            x, y = trainer.outer.arranged(x), y.to(settings.device)
-            trainer.step(x, y)  # momentum exists from the first step on
-            known[key] = max(_peak(trainer, x, y, level) for level in range(len(trainer.levels)))
-            trainer.release()
-    return known[key]
+    return max(_of_phase(workspace, phase, samples, settings_of(phase, settings)) for phase in task.phases)
 
 
-def measured_bytes(graph: ChannelGraph, cut: Cut, settings: LocalTraining) -> int:
+def _of_phase(workspace: Workspace, phase: Phase, samples: Samples, settings: LocalTraining) -> int:
+    size = min(settings.batch_size, len(samples))
+    kinds = tuple(workspace.structure(cut) for cut in (phase.cut, *phase.levels))
+    return workspace.measured((kinds, size, settings), lambda: _measure(workspace, phase, samples, settings, size))
+
+
+def _measure(workspace: Workspace, phase: Phase, samples: Samples, settings: LocalTraining, size: int) -> int:
+    with torch.random.fork_rng(devices=[]):
+        # copies: a view would count the whole data set that it looks into
+        batch = tuple(tensor[:size].clone() for tensor in samples.tensors)
+        x = settings.augmented(batch, torch.Generator().manual_seed(0))
+        del batch
+        y = samples.targets[:size].clone()
+        trainer = Trainer(workspace, phase, settings, lr=0.01)
+        x, y = trainer.outer.arranged(x), y.to(settings.device)
+        trainer.step(x, y)  # momentum exists from the first step on
+        highest = max(_peak(trainer, x, y, level) for level in range(len(trainer.levels)))
+        trainer.release()
+        return highest
+
+
+def measured_bytes(workspace: Workspace, cut: Cut, settings: LocalTraining) -> int:
     """What a device with a full batch will report for this cut: for planning, where no closed form counts it."""
-    images = torch.zeros(settings.batch_size, *graph.input_shape, dtype=torch.uint8)
-    labels = torch.zeros(settings.batch_size, dtype=torch.long)
-    return peak_bytes(graph, Task(0, 0, cut), images, labels, settings)
+    inputs = workspace.graph.inputs
+    example = dict(zip(inputs.names, inputs.example(settings.batch_size), strict=True))
+    targets = settings.objective.example(settings.batch_size, (workspace.graph.classes,))
+    return peak_bytes(workspace, Task(0, 0, cut), Samples(example, targets), settings)
 
 
-def _peak(trainer: Trainer, x: Tensor, y: Tensor, level: int) -> int:
+def _peak(trainer: Trainer, x: Batch, y: Tensor, level: int) -> int:
     trainer.release()
-    standing = trainer.standing(x, y)
-    if x.device.type == "cuda":  # its allocator keeps the count
-        torch.cuda.reset_peak_memory_stats(x.device)
-        before = torch.cuda.memory_allocated(x.device)
+    standing = trainer.standing(*x, y)
+    if y.device.type == "cuda":  # its allocator keeps the count
+        torch.cuda.reset_peak_memory_stats(y.device)
+        before = torch.cuda.memory_allocated(y.device)
         trainer.step(x, y, level)
-        return live_bytes(standing) + torch.cuda.max_memory_allocated(x.device) - before
+        return live_bytes(standing) + torch.cuda.max_memory_allocated(y.device) - before
     return measure_step(lambda: trainer.step(x, y, level), standing).peak

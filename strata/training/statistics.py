@@ -15,10 +15,11 @@ from torch.overrides import TorchFunctionMode
 from strata.core.seeds import generator
 from strata.training.kernels import own_convolutions
 from strata.training.settings import LocalTraining
-from strata.training.submodels import warm
+from strata.training.workspace import Workspace
 
 if TYPE_CHECKING:
-    from strata.graph import ChannelGraph, Cut
+    from strata.data.samples import Samples
+    from strata.graph import Cut
 
 CALIBRATION_IMAGES = 512
 CALIBRATION_BATCH = 256
@@ -46,38 +47,39 @@ class BatchStatistics(TorchFunctionMode):
 
 
 def calibration_indices(samples: int, seed: int, count: int = CALIBRATION_IMAGES) -> Tensor:
-    """Which training images the statistics come from: a fixed random choice, the same in every round."""
+    """Which training samples the statistics come from: a fixed random choice, the same in every round."""
     order = torch.randperm(samples, generator=generator(seed, "calibration images"))
     return order[:count]  # not sorted: data that is stored class by class would give batches of one class
 
 
 def reestimated(
-    graph: ChannelGraph, cut: Cut, tensors: Mapping[str, Tensor], images: Tensor, settings: LocalTraining
+    workspace: Workspace, cut: Cut, tensors: Mapping[str, Tensor], samples: Samples, settings: LocalTraining
 ) -> dict[str, Tensor]:
-    """`tensors` (of the cut) with running statistics measured on these training images."""
+    """`tensors` (of the cut) with running statistics measured on these training samples."""
+    graph = workspace.graph
     if not graph.buffer_names:  # nothing that could hold statistics
         return dict(tensors)
-    small = warm(graph, cut, settings.device)
+    small = workspace.submodel(cut, settings.device)
     small.load(tensors)
     small.module.eval()
     with torch.inference_mode(), own_convolutions(settings.kernels):
-        for number, batch in enumerate(images.split(CALIBRATION_BATCH)):
+        for number, batch in enumerate(samples.split(CALIBRATION_BATCH)):
             with BatchStatistics(weight=1 / (number + 1)):  # the mean over batches
-                small.module(small.arranged(settings.prepared(batch)))
+                small.module(*small.arranged(settings.prepared(batch.tensors)))
     result = dict(tensors)
-    for name in graph.buffer_names:
+    for name in (name for name in graph.buffer_names if name in cut.shapes):
         result[name] = small.state[name].detach().clone(memory_format=torch.contiguous_format).cpu()
     return result
 
 
 def plain_state(
-    graph: ChannelGraph, cut: Cut, state: Mapping[str, Tensor], images: Tensor, settings: LocalTraining
+    workspace: Workspace, cut: Cut, state: Mapping[str, Tensor], samples: Samples, settings: LocalTraining
 ) -> dict[str, Tensor]:
     """What the plain nn.Module loads to compute, in eval mode and at any batch size, what the cut's submodel does.
 
     Outside the cut all is zero, so dropped channels carry zeros.
     """
-    tensors = reestimated(graph, cut, cut.extract(dict(state)), images, settings)
+    tensors = reestimated(workspace, cut, cut.extract(dict(state)), samples, settings)
     result = {name: torch.zeros_like(tensor) for name, tensor in state.items()}
     cut.scatter(result, tensors)
     return result

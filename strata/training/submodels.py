@@ -1,13 +1,11 @@
-"""Built submodels, kept warm: tasks whose cuts have the same structure share one module and only load other weights."""
+"""A cut's submodel, built to run: tasks whose cuts have the same structure share one and only load other weights."""
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
-import weakref
-from collections import OrderedDict
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -18,26 +16,23 @@ from strata.graph.rewrite import steps
 from strata.training.chunked import Chunked, NotChunkable
 
 if TYPE_CHECKING:
+    from strata.data.samples import Batch
+    from strata.execution.placement import Placement
+    from strata.execution.segments import Segmented
     from strata.graph import ChannelGraph, Cut
-
-KEPT = 32  # modules per graph: the levels of a fleet and what is evaluated, with room to spare
-KEPT_BYTES = 256 * 2**20  # of their weights, in all; at least two modules stay
-STRUCTURES_KEPT = 1024  # random cuts come without end
-
-_structures: weakref.WeakKeyDictionary[ChannelGraph, OrderedDict[str, str]] = weakref.WeakKeyDictionary()
-_cache: weakref.WeakKeyDictionary[ChannelGraph, OrderedDict[str, Warm]] = weakref.WeakKeyDictionary()
 
 
 @dataclass
-class Warm:
-    """A built submodel. Convolutions run up to twice as fast on CPUs with channels last in memory."""
+class BuiltSubmodel:
+    """Convolutions run up to twice as fast on CPUs with channels last in memory."""
 
     module: nn.Module
     channels_last: bool
     parameters: dict[str, nn.Parameter]
     state: dict[str, Tensor]  # parameters and buffers: the module's own tensors
     device: str = "cpu"
-    by_chunks: Callable[[Warm, Tensor], Tensor] | None = None  # under batch statistics; None: only as a whole
+    by_chunks: Callable[[BuiltSubmodel, Batch], Tensor] | None = None  # under batch statistics; None: only as a whole
+    segmented: dict[Placement, Segmented] = field(default_factory=dict)  # its forward passes with recomputation
 
     @cached_property
     def bytes(self) -> int:
@@ -50,35 +45,14 @@ class Warm:
         for parameter in self.parameters.values():
             parameter.grad = None
 
-    def arranged(self, images: Tensor) -> Tensor:
-        images = images.to(self.device)
-        return images.contiguous(memory_format=torch.channels_last) if self.channels_last else images
+    def arranged(self, batch: Batch) -> Batch:
+        """Where the module is, and as it lies in memory."""
+        return tuple(_arranged(one.to(self.device), self.channels_last) for one in batch)
 
 
-def warm(graph: ChannelGraph, cut: Cut, device: str = "cpu") -> Warm:
-    """The module for this cut, with whatever weights it had last: `load` comes next."""
-    modules = _cache.setdefault(graph, OrderedDict())
-    key = f"{structure(graph, cut)} {device}"
-    if key not in modules:
-        modules[key] = _build(graph, cut, device)
-    modules.move_to_end(key)
-    while len(modules) > KEPT or (len(modules) > 2 and sum(kept.bytes for kept in modules.values()) > KEPT_BYTES):
-        modules.popitem(last=False)
-    return modules[key]
-
-
-def structure(graph: ChannelGraph, cut: Cut) -> str:
+def structure_digest(graph: ChannelGraph, cut: Cut) -> str:
     """Equal for cuts whose submodels differ in weights only: same shapes, frozen layers, calls and index constants."""
-    known = _structures.setdefault(graph, OrderedDict())
-    if cut.hash not in known:
-        known[cut.hash] = _digest(graph, cut)
-        if len(known) > STRUCTURES_KEPT:
-            known.popitem(last=False)
-    return known[cut.hash]
-
-
-def _digest(graph: ChannelGraph, cut: Cut) -> str:
-    digest = hashlib.sha256(repr((cut.shapes, sorted(cut.frozen))).encode())
+    digest = hashlib.sha256(repr((cut.output, cut.shapes, sorted(cut.frozen))).encode())
     table = graph.kept_table(cut)
     for name, constant in graph.cut_constants(table).items():
         digest.update(f"{name} {constant.tolist()}\n".encode())
@@ -89,24 +63,28 @@ def _digest(graph: ChannelGraph, cut: Cut) -> str:
     return digest.hexdigest()
 
 
-def _build(graph: ChannelGraph, cut: Cut, device: str) -> Warm:
+def build(graph: ChannelGraph, cut: Cut, device: str) -> BuiltSubmodel:
     module: nn.Module = graph.submodel(cut)
-    channels_last = len(graph.input_shape) == 3 and _runs_channels_last(module, graph.input_shape)
+    has_maps = any(len(one.shape) == 3 for one in graph.inputs.inputs)
+    channels_last = has_maps and _runs_channels_last(module, graph.inputs.example(2))
     module.to(device)
     state = dict(module.state_dict(keep_vars=True))
     by_chunks: Chunked | None = None
     with contextlib.suppress(NotChunkable):
         by_chunks = Chunked(graph, cut)
-    return Warm(module, channels_last, dict(module.named_parameters()), state, device, by_chunks)
+    return BuiltSubmodel(module, channels_last, dict(module.named_parameters()), state, device, by_chunks)
 
 
-def _runs_channels_last(module: nn.Module, input_shape: tuple[int, ...]) -> bool:
+def _arranged(tensor: Tensor, channels_last: bool) -> Tensor:
+    return tensor.contiguous(memory_format=torch.channels_last) if channels_last and tensor.dim() == 4 else tensor
+
+
+def _runs_channels_last(module: nn.Module, example: Batch) -> bool:
     """Whether it runs so: a `view` in the network may insist on the usual order in memory."""
     module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # torch's stub lacks this form
-    images = torch.zeros(2, *input_shape).contiguous(memory_format=torch.channels_last)
     try:
         with torch.inference_mode():
-            module.eval()(images)
+            module.eval()(*(_arranged(one, channels_last=True) for one in example))
     except RuntimeError:
         module.to(memory_format=torch.contiguous_format)  # type: ignore[call-overload]
         return False

@@ -1,4 +1,4 @@
-"""One task's working set: the submodel, the optimizer, and what a mini-batch does to them."""
+"""One phase's working set: the submodel, the optimizer, and what a mini-batch does to them."""
 
 from __future__ import annotations
 
@@ -8,46 +8,45 @@ import torch
 from torch import Tensor, nn
 
 from strata.execution.measured import standing_tensors
-from strata.training.recomputation import forward_of
 from strata.training.settings import LocalTraining
-from strata.training.submodels import Warm, warm
+from strata.training.submodels import BuiltSubmodel
+from strata.training.workspace import Workspace
 
 if TYPE_CHECKING:
-    from strata.graph import ChannelGraph
-    from strata.methods.base import Task
+    from strata.data.samples import Batch
+    from strata.methods.base import Phase
 
 
 class Trainer:
-    """Takes the weights that the task's warm submodel holds now.
+    """Takes the weights that the phase's submodel in the workspace holds now.
 
     With levels (FjORD) one optimizer, on the device's largest cut, lives through all mini-batches. Coordinates outside
     a mini-batch's level get gradient zero, so their momentum decays and still moves them, as it does where one network
     is sliced in its forward pass.
     """
 
-    def __init__(self, graph: ChannelGraph, task: Task, settings: LocalTraining, lr: float) -> None:
+    def __init__(self, workspace: Workspace, phase: Phase, settings: LocalTraining, lr: float) -> None:
         self.settings = settings
-        self.names = task.cut.trained
-        self.outer = warm(graph, task.cut, settings.device)
+        self.names = phase.cut.trained
+        self.outer = workspace.submodel(phase.cut, settings.device)
         self.outer.module.train()
         self.parameters = [self.outer.parameters[name] for name in self.names]
         self.received = [p.detach().clone() for p in self.parameters] if settings.proximal else []
         self.optimizer = settings.new_optimizer(self.parameters, lr)
         self.levels = [
-            None if level == task.cut else (level.within(task.cut), warm(graph, level, settings.device))
-            for level in task.levels
+            None if level == phase.cut else (level.within(phase.cut), workspace.submodel(level, settings.device))
+            for level in phase.levels
         ] or [None]
         for level in self.levels:
             if level is not None:
                 level[1].module.train()
-        inner = [(cut, level[1]) for cut, level in zip(task.levels, self.levels, strict=False) if level is not None]
+        inner = [(cut, level[1]) for cut, level in zip(phase.levels, self.levels, strict=False) if level is not None]
         self.forwards = {
-            small.module: forward_of(graph, cut, small.module, settings)
-            for cut, small in ((task.cut, self.outer), *inner)
+            small.module: workspace.forward(cut, settings) for cut, small in ((phase.cut, self.outer), *inner)
         }
 
-    def step(self, x: Tensor, y: Tensor, level: int = -1) -> float:
-        """One mini-batch at this level (default: the largest); returns its loss."""
+    def step(self, x: Batch, y: Tensor, level: int = -1) -> float:
+        """One mini-batch (inputs, targets) at this level (default: the largest); returns its loss."""
         self.optimizer.zero_grad()
         within_small = self.levels[level]
         if within_small is None:
@@ -66,20 +65,24 @@ class Trainer:
         self.optimizer.step()
         return loss
 
-    def _backward(self, small: Warm, x: Tensor, y: Tensor) -> float:
-        if self.settings.micro_batch is None:
+    def _backward(self, small: BuiltSubmodel, x: Batch, y: Tensor) -> float:
+        size = self.settings.micro_batch
+        if size is None:
             return self._backward_of(small, x, y, 1.0)
-        parts = zip(x.split(self.settings.micro_batch), y.split(self.settings.micro_batch), strict=True)
-        return sum(self._backward_of(small, part, labels, len(labels) / len(y)) for part, labels in parts)
+        inputs = zip(*(one.split(size) for one in x), strict=True)
+        parts = zip(inputs, y.split(size), strict=True)
+        return sum(self._backward_of(small, part, targets, len(targets) / len(y)) for part, targets in parts)
 
-    def _backward_of(self, small: Warm, x: Tensor, y: Tensor, share: float) -> float:
-        loss = self.settings.loss(self.forwards[small.module](small.arranged(x)), y.to(small.device))
+    def _backward_of(self, small: BuiltSubmodel, x: Batch, y: Tensor, share: float) -> float:
+        outputs = self.forwards[small.module](*small.arranged(x))
+        loss = self.settings.mean_loss(outputs, y.to(small.device))
+        del outputs  # autograd keeps what backward needs of them
         loss = loss if share == 1 else loss * share
         loss.backward()
         return loss.item()
 
     def release(self) -> None:
-        """Submodels stay warm, their gradients need not."""
+        """Submodels stay built, their gradients need not."""
         for level in (self.outer, *(level[1] for level in self.levels if level is not None)):
             level.module.zero_grad()
 

@@ -14,11 +14,11 @@ from torch.utils.data import TensorDataset
 from benchmarks import common, plain, run_all, tables
 from benchmarks import kernels as kernels_benchmark
 from strata.data.augmentation import random_crop
-from strata.data.images import normalise
+from strata.data.images import ImageSet, normalise
 from strata.graph import ChannelGraph
 from strata.methods import Task
 from strata.models import resnet20
-from strata.training import LocalTraining, kernels, train_device
+from strata.training import LocalTraining, Workspace, kernels, train_device
 
 MEAN, STD = (0.49, 0.48, 0.45), (0.25, 0.24, 0.26)
 
@@ -53,7 +53,8 @@ def test_a_plain_step_is_a_step_of_the_reference(case: str, exported_in_float64:
     full = {name: tensor.double() for name, tensor in common.model().state_dict().items()}
     received = cut.extract(full)
     settings = LocalTraining(batch_size=32, transform=doubles, preparation=doubles)
-    update = train_device(graph, Task(0, 0, cut), received, images, labels, settings, common.LR, seed=0)
+    own = ImageSet(images, labels)
+    update = train_device(Workspace(graph), Task(0, 0, cut), received, own, settings, common.LR, seed=0)
     model = graph.submodel(cut, cut.extract(full))
     seen = plain.train_device(model, TensorDataset(doubles(images), labels), common.LR)  # type: ignore[arg-type]
     assert seen == update.samples == 32
@@ -67,7 +68,8 @@ def test_a_plain_step_is_a_step_of_the_reference_in_float32() -> None:
     cut = common.cut_of("0.125")
     settings = LocalTraining(batch_size=32, augmentation="none", mean=MEAN, std=STD)
     received = cut.extract(common.model().state_dict())
-    update = train_device(common.graph(), Task(0, 0, cut), received, images, labels, settings, common.LR, seed=0)
+    own = ImageSet(images, labels)
+    update = train_device(common.workspace(), Task(0, 0, cut), received, own, settings, common.LR, seed=0)
     model = copy.deepcopy(plain.plain_model("0.125"))
     plain.train_device(model, plain.PilImages(images, labels, plain.Prepare(MEAN, STD, False)), common.LR)
     trained = {name: p.detach() for name, p in model.named_parameters() if p.requires_grad}
@@ -93,7 +95,8 @@ def test_both_train_every_sample_once() -> None:
     cut = common.cut_of("0.125")
     settings = LocalTraining(batch_size=32, augmentation="cifar", mean=MEAN, std=STD)
     received = cut.extract(common.model().state_dict())
-    update = train_device(common.graph(), Task(0, 0, cut), received, images, labels, settings, common.LR, seed=0)
+    own = ImageSet(images, labels)
+    update = train_device(common.workspace(), Task(0, 0, cut), received, own, settings, common.LR, seed=0)
     samples = plain.PilImages(images, labels, plain.Prepare(MEAN, STD, True))
     assert plain.train_device(plain.plain_model("0.125"), samples, common.LR) == update.samples == 70
 

@@ -6,10 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from strata.cli import compare, run
+from strata.cli import compare
 from strata.fleet.output import show_status
 from strata.fleet.server.status import FleetState, RunState
-from strata.runs.compare import Row
+from strata.results.comparison import Row
+from strata.results.curves import Curve
+from strata.runs.progress import summarise
 from strata.runs.session import Result
 
 FOLDER = Path("[red]") / "x[/y]"
@@ -25,13 +27,13 @@ def wide(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_in_the_closing_table(capsys: pytest.CaptureFixture[str]) -> None:
-    run.summarise(Result(FOLDER, SUMMARY))
+    summarise(Result(FOLDER, SUMMARY))
     shown = capsys.readouterr().out
     assert f"seed 0: {FOLDER}" in shown and f"{FOLDER}/model.safetensors" in shown
 
 
 def test_under_a_comparison(capsys: pytest.CaptureFixture[str]) -> None:
-    compare.show([Row("fd", (0.5,), 1, 1, 1, 1, 1.0, (1,), (0.5,), (0.0,))], FOLDER)
+    compare.show([Row("fd", (0.5,), 1, 1, 1, 1, 1.0, Curve((1,), (0.5,), (None,), {}, 1))], FOLDER)
     assert f"picture: {FOLDER}/accuracy.png" in capsys.readouterr().out
 
 

@@ -8,7 +8,7 @@ from torch.nn import functional as F
 
 from strata.core.errors import BadInput
 from strata.data import AUGMENTATIONS, augment, normalise
-from strata.data.augmentation import random_crop, random_flip, resized_crop
+from strata.data.augmentation import random_crop, random_flip, random_rotation, resized_crop
 from tests.data.published import noise
 
 
@@ -56,7 +56,7 @@ def test_resized_crop_of_the_whole_is_the_image_itself():
 def test_resized_crop_is_a_window_enlarged():
     """On a ramp, a bilinear window is a ramp again: its slope is the window's share, its middle lies inside."""
     ramp = (torch.arange(32).view(1, 1, 1, 32) * 8).to(torch.uint8).expand(200, 3, 32, 32)
-    crops = resized_crop(ramp, seeded())
+    crops = resized_crop(ramp, seeded(), ratio=(4 / 5, 5 / 4))
     share = (crops[:, 0, 16, 24] - crops[:, 0, 16, 8]) / (16 * 8)
     assert 0.78 < float(share.min()) and float(share.max()) <= 1.0001  # sqrt(0.8 * 4 / 5) = 0.8
     middle = crops[:, 0, 16, 15:17].mean(dim=1)
@@ -86,7 +86,7 @@ def test_cifar_without_flip_or_shift_possible_is_the_image():
     images = torch.full((8, 3, 32, 32), 200, dtype=torch.uint8)
     centre = augment(images, "cifar", seeded())[:, :, 4:28, 4:28]
     assert torch.equal(centre, torch.full_like(centre, 200 / 255))
-    tiny = augment(torch.full((64, 3, 64, 64), 200, dtype=torch.uint8), "tinyimagenet", seeded())
+    tiny = augment(torch.full((64, 3, 64, 64), 200, dtype=torch.uint8), "pictures", seeded())
     zeros = (tiny[:, 0, 32] == 0).sum(dim=1)
     assert int(zeros.max()) == 8  # padded by an eighth, and the crop reaches all of it
 
@@ -97,6 +97,29 @@ def test_vertical_flip_is_an_addition():
     plain, vertical = augment(images, "cifar", seeded()), augment(images, "cifar-vflip", seeded())
     assert bool((plain[:, 0, 8, 16] == 1).all())  # the upper half stays up
     assert 30 < int((vertical[:, 0, 8, 16] == 0).sum()) < 70
+
+
+def test_tinyimagenet_crops_and_flips_both_ways():
+    """A picture with four different corners: after crop and flips each corner is one of the four."""
+    images = torch.zeros(400, 3, 64, 64, dtype=torch.uint8)
+    for value, (top, left) in ((50, (0, 0)), (100, (0, 32)), (150, (32, 0)), (200, (32, 32))):
+        images[:, :, top : top + 32, left : left + 32] = value
+    corners = (augment(images, "tinyimagenet", seeded())[:, 0, 4, 4] * 255).round()
+    counts = {value: int((corners == value).sum()) for value in (50, 100, 150, 200)}
+    assert sum(counts.values()) == 400 and min(counts.values()) > 60
+
+
+def test_a_rotation_by_hand():
+    """Along a horizontal ramp, a picture turned by t has the slopes cos t and sin t; nothing else moves."""
+    ramp = (torch.arange(64.0) * 2).view(1, 1, 1, 64).expand(100, 1, 64, 64)
+    turned = random_rotation(ramp, 10.0, seeded(3))
+    angles = (2 * torch.rand(100, generator=seeded(3), dtype=torch.float64) - 1) * 10 * torch.pi / 180
+    across = (turned[:, 0, 32, 40] - turned[:, 0, 32, 24]) / 32
+    down = (turned[:, 0, 40, 32] - turned[:, 0, 24, 32]) / 32
+    assert torch.allclose(across.double(), angles.cos(), atol=1e-3)
+    assert torch.allclose(down.double(), -angles.sin(), atol=1e-3)
+    white = random_rotation(torch.full((64, 1, 32, 32), 255.0), 10.0, seeded())
+    assert float(white[:, 0, 12:20, 12:20].min()) > 254.99 and float(white[:, 0, 0, 0].min()) < 100  # black corners
 
 
 def test_bad_calls():

@@ -135,8 +135,8 @@ def test_show_of_a_huge_fleet_is_cut(root, capsys):
         (["--devices", "2000"], "1500 samples over 2000 devices"),
         (["--partition", "user"], "has no users"),
         (["--seed", "-1"], "0 or more"),
-        (["--picture", "/no/such/folder/x.png"], "cannot be written"),
-        (["--picture", "x.docx"], "cannot be written"),
+        (["--picture", "/no/such/folder/x.png"], "cannot write the picture"),
+        (["--picture", "x.docx"], "cannot write the picture"),
     ],
 )
 def test_bad_input_is_one_sentence(root, capsys, args, words):

@@ -20,7 +20,7 @@ from strata.data import (
     parse_partition,
     shards,
 )
-from strata.data import distribution as holdings
+from strata.data.distribution import holdings
 
 
 def everything(partition) -> np.ndarray:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from strata.data import dirichlet, load
-from strata.data import distribution as holdings
+from strata.data.distribution import holdings
 from strata.data.images import channel_statistics
 from tests.data.real import real_cifar10, real_tinyimagenet
 

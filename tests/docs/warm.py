@@ -53,11 +53,11 @@ def serve(path: str) -> None:
 
 
 def _export_once() -> None:
-    from strata.graph import ChannelGraph
+    from strata.graph import ChannelGraph, InputSpec
     from strata.models import resnet20
 
-    def looks(model: Any, input_shape: Any) -> tuple[str, tuple[int, ...]]:
-        return repr(model), tuple(input_shape)
+    def looks(model: Any, inputs: Any) -> tuple[str, str]:
+        return repr(model), str(InputSpec.of(inputs))
 
     model, shape = resnet20(), (3, 32, 32)
     known, ready = looks(model, shape), ChannelGraph(model, shape)

@@ -219,10 +219,10 @@ list(engine.run([("hang", folder / "a"), ("hang", folder / "b")], {"w": torch.on
 def test_workers_exit_within_5_seconds_of_the_parents_death_even_in_mid_task(tmp_path: Path) -> None:
     parent = subprocess.Popen([sys.executable, "-c", ORPHANS, tmp_path], stdout=subprocess.PIPE, text=True)
     assert parent.stdout is not None
-    nursery = int(parent.stdout.readline())
+    fork_server = int(parent.stdout.readline())
     marks = [tmp_path / "a", tmp_path / "b"]
     assert eventually(lambda: all(mark.exists() and mark.read_text() for mark in marks), 300)
-    pids = [nursery, *(int(mark.read_text()) for mark in marks)]
+    pids = [fork_server, *(int(mark.read_text()) for mark in marks)]
     assert all(map(is_running, pids))
     parent.kill()
     parent.wait()

@@ -22,7 +22,8 @@ from strata.engines.ray import Ray
 from strata.engines.ray.packing import pack, unpack
 from strata.federation.jobs import cuts_of
 from strata.graph import Cut
-from strata.runs.request import Request
+from strata.runs.config import RunConfig
+from strata.runs.launch import load_data, make_method, make_model, make_training, split_data
 from strata.runs.running import make_engine
 from tests.engines.programs import Broken, Echo
 from tests.engines.ray_programs import Held, Located
@@ -159,18 +160,21 @@ def test_the_same_bits_as_the_local_engine_on_digits(cluster: Any, tmp_path: Pat
 
 
 def test_a_node_with_the_data_loads_it_and_only_what_cuts_keep_travels(cluster: Any) -> None:
-    request = Request(model="tests.engines.ray_programs:make", method="fd", constraints=(0.5,), rounds=1)
-    data = request.load_data()
-    model = request.make_model(data)
-    wrong = Request(data="cifar10", data_dir="/nowhere")
+    config = RunConfig.of(model="tests.engines.ray_programs:make", method="fd", constraints=(0.5,), rounds=1)
+    data = load_data(config)
+    model = make_model(config, data)
+    wrong = RunConfig.of(data="cifar10", data_dir="/nowhere")
     sizes = []
-    for source in (request.load_split, wrong.load_split):
-        engine: Any = make_engine(model, data, request.make_training(data), 1, ray=Ray(cluster.address), source=source)
+    for asked in (config, wrong):
+        engine: Any = make_engine(
+            model, data, make_training(config, data), 1, ray=Ray(cluster.address),
+            source=lambda asked=asked: split_data(asked, load_data(asked)),
+        )  # fmt: skip
         try:
             from strata.federation.jobs import CohortJob, FinishJob, TrainJob
             from strata.graph import ChannelGraph
 
-            method = request.make_method(ChannelGraph(model, data.input_shape))
+            method = make_method(config, ChannelGraph(model, data.input_shape))
             tasks = method.assign(0, [0, 1, 2])
             jobs = [TrainJob(task, torch.arange(8).numpy(), 0.1, 0) for task in (*tasks, tasks[0])]
             state = model.state_dict()

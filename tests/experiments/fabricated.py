@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from strata.experiments import Asked, Cell
-from strata.runs.request import jsonable
 
 
 def fabricate(
@@ -28,7 +26,7 @@ def fabricate(
     assert len(accuracies) == rounds
     folder = root / cell.name / f"rounds-{rounds}" / f"seed-{seed}"
     folder.mkdir(parents=True)
-    request = jsonable(replace(cell.request(seed, Asked()), rounds=rounds))
+    request = cell.request(seed, Asked()).changed(rounds=rounds).to_json()
     write(folder / "config.json", {"request": request})
     write(folder / "plan.json", {"accounting": "paper"} if cell.method == "slt" else {"name": cell.method})
     write(folder / "summary.json", {"accuracy": accuracies[-1], "bn": "batch", "rounds": rounds, "seed": seed,

@@ -16,8 +16,8 @@ from strata.cli import main
 from strata.experiments import Asked, experiment
 from strata.experiments.estimates import Estimator, phases_of
 from strata.experiments.progress import Overview
-from strata.experiments.run_process import Bench
 from strata.experiments.setups import SETUPS
+from strata.runs.launch import launch, make_method
 from tests.federation.tiny import bits
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -116,9 +116,7 @@ def test_killed_stopped_and_resumed_to_the_same_bits(capsys: pytest.CaptureFixtu
     assert 3 <= lines(folder / "metrics.jsonl") < 6 and not (folder / "summary.json").exists()
     code, _, err = strata(capsys, *arguments)
     assert code == 0 and "6 rounds from round" in err, err
-    bench = Bench()
-    bench.carry_out(run.request, Path("whole"), workers=0, checkpoint_every=6)
-    bench.close()
+    launch(run.request.changed(workers=0, checkpoint_every=6), Path("whole"), progress=False)
     assert bits(folder) == bits(Path("whole"))
 
 
@@ -158,7 +156,7 @@ def test_estimated_flops_by_hand() -> None:
     assert per_sample == pytest.approx(3 * forward - first_layer) and full.seconds is None
     slt = runs["cifar10/resnet20/iid/0.125/slt"]
     graph = estimator._network("resnet20", SETUPS["cifar10"]).graph
-    phases = phases_of(slt.request.make_method(graph), slt.request)
+    phases = phases_of(make_method(slt.request, graph), slt.request)
     assert sum(phase.rounds for phase in phases) == 500
     assert estimator.of(slt).train_flops < full.train_flops
 

@@ -11,7 +11,7 @@ from strata.core.errors import BadInput
 from strata.experiments import Asked, Cell, Results, experiment, steps
 from strata.experiments.published import content
 from strata.results.curves import cost_to_reach, highest_so_far, mean_cost_to_reach, over_rounds
-from strata.results.formats import Table, escape, latex
+from strata.results.tables import Table, escape, latex
 from tests.experiments.fabricated import fabricate
 
 
@@ -151,7 +151,7 @@ def test_highest_so_far_and_what_it_takes() -> None:
     assert mean_cost_to_reach([records, other], "upload_bytes", 50) == (12 + 3) / 2
     assert mean_cost_to_reach([records, [records[0]]], "upload_bytes", 50) is None
     curve = over_rounds([records, [{**r, "accuracy": 0.3} for r in records]])
-    assert curve.x == (1, 3, 4, 5) and curve.mean == pytest.approx((25, 20, 40, 35))
+    assert curve.rounds == (1, 3, 4, 5) and curve.percent == pytest.approx((25, 20, 40, 35))
     assert curve.spread[0] == pytest.approx(5 * 2**0.5)  # of 20 and 30
 
 

@@ -22,12 +22,13 @@ from strata.federation.privacy_accounting import Ledger, epsilon
 from strata.graph import ChannelGraph
 from strata.methods import create
 from strata.runs import run
+from strata.runs.config import RunConfig
 from strata.runs.folder import METRIC_KEYS
-from strata.runs.request import Request
 from strata.training import calibration_indices, plain_state
 from tests.federation import tiny
-from tests.runs.test_commands import NETS
 from tests.federation.tiny import bits, tiny_run
+from tests.runs.test_commands import NETS
+from tests.workspaces import workspace_of
 
 PRIVATE: dict[str, Any] = {"dp_noise": 1.0, "dp_clip": 0.5, "validation": 0.1}
 SEEDED = {**PRIVATE, "dp_seed": 3}
@@ -176,8 +177,8 @@ def test_statistics_of_batch_norm_come_from_the_servers_own_images(tmp_path: Pat
     assert not (tmp_path / "none").exists()
     result = tiny_run(tmp_path / "run", "fedavg", **SEEDED, rounds=1)
     _, held = hold_out(tiny.data(), 0.1, 0)
-    state, images = result.state_dict(), held.images[calibration_indices(len(held), 0)]
-    again = plain_state(tiny.graph(), tiny.graph().full(), state, images, tiny.training())
+    state, chosen = result.state_dict(), held.subset(calibration_indices(len(held), 0))
+    again = plain_state(workspace_of(tiny.graph()), tiny.graph().full(), state, chosen, tiny.training())
     assert all(torch.equal(state[name], again[name]) for name in state)
 
 
@@ -217,10 +218,10 @@ def test_a_run_of_an_older_strata_can_be_resumed(tmp_path: Path, monkeypatch: py
         tiny_run(tmp_path, "slt", resume=True, aggregation="median")
     assert tuple(tiny_run(tmp_path, "slt", resume=True).metrics[-1]) == METRIC_KEYS
     # and what the command line asked for
-    asked = Request().to_json()
-    assert not later & set(asked) and Request.from_json(asked) == Request()
-    changed = Request(aggregation="median", dp_delta=0.1)
-    assert Request.from_json(changed.to_json()) == changed != Request()
+    asked = RunConfig().to_json()
+    assert not later & set(asked) and RunConfig.from_json(asked) == RunConfig()
+    changed = RunConfig.of(aggregation="median", dp_noise=1.0, dp_clip=0.5, dp_delta=0.1)
+    assert RunConfig.from_json(changed.to_json()) == changed != RunConfig()
 
 
 COMMAND = ["run", "--model", "strata_run_nets:make", "--devices", "10", "--per-round", "4", "--rounds", "2",

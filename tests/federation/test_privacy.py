@@ -17,7 +17,7 @@ from strata.federation.aggregation import ServerOptimizer
 from strata.federation.privacy import MOST_CUTS, Privacy, PrivateSum, Reach
 from strata.federation.simulated_fleet import Fleet
 from strata.methods import create
-from strata.runs.options import Options
+from strata.runs.config import RunOptions
 from tests.federation import tiny
 from tests.federation.fakes import RowCut
 from tests.federation.test_rounds import Lying, nan, one_round, start
@@ -233,9 +233,9 @@ def _lonely() -> int:
 )
 def test_settings_that_do_not_go_together(wrong: dict[str, Any], says: str) -> None:
     with pytest.raises(BadInput, match=says):
-        Options(**wrong)
+        RunOptions.of(**wrong)
 
 
 def test_delta_is_by_default_below_one_in_the_number_of_devices() -> None:
-    privacy = Options(devices=1000, dp_noise=1.0, dp_clip=1.0).privacy
+    privacy = RunOptions.of(devices=1000, dp_noise=1.0, dp_clip=1.0).private
     assert privacy is not None and privacy.delta == pytest.approx(1000**-1.1) and privacy.seed is None

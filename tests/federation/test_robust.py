@@ -17,7 +17,7 @@ from strata.core.seeds import generator
 from strata.federation import robust
 from strata.federation.aggregation import ServerOptimizer
 from strata.federation.robust import KeptUpdates, Robust, parse_aggregation
-from strata.runs.options import Options
+from strata.runs.config import RunOptions
 from tests.federation import tiny
 from tests.federation.fakes import RowCut
 from tests.federation.test_rounds import Lying, nan, one_round, same
@@ -179,11 +179,11 @@ def test_a_round_of_two_updates_is_redone_with_others() -> None:
 
 def test_settings_that_do_not_go_together() -> None:
     with pytest.raises(BadInput, match="one voice: leave out weighted"):
-        Options(aggregation="median", weighted=True)
+        RunOptions.of(aggregation="median", weighted=True)
     with pytest.raises(BadInput, match="needs 3 or more devices per round, not 2"):
         one_round(Lying(), per_round=2, robust=MEDIAN)
     with pytest.raises(BadInput, match="mean, median or trimmed"):
-        Options(aggregation="krum")
+        RunOptions.of(aggregation="krum")
 
 
 def test_a_run_by_median(tmp_path: Any) -> None:

@@ -18,6 +18,7 @@ from strata.federation.simulated_fleet import Fleet
 from strata.federation.state import FederationState
 from strata.training import LocalTraining
 from tests.federation import tiny
+from tests.workspaces import workspace_of
 
 Lie = Callable[[Any], Any]
 TRAINING = LocalTraining(batch_size=8, mean=(0.3,) * 3, std=(0.15,) * 3)
@@ -28,7 +29,7 @@ class Lying(InlineEngine):
 
     def __init__(self, lies: Mapping[int, Lie] | None = None, backwards: bool = False) -> None:
         program = DeviceProgram(tiny.model(), (3, 8, 8), tiny.data().train, {}, TRAINING)
-        program.graph = tiny.graph()
+        program.workspace = workspace_of(tiny.graph())
         super().__init__(program)
         self.lies, self.backwards = lies or {}, backwards
         self.asked: list[int] = []
@@ -216,7 +217,7 @@ def test_impossible_settings() -> None:
 def test_an_engine_shared_by_runs_never_mixes_their_weights_up() -> None:
     """The same cut, round and seed, but another run's weights."""
     program = DeviceProgram(tiny.model(), (3, 8, 8), tiny.data().train, {"test": tiny.data().test}, TRAINING)
-    program.graph = tiny.graph()
+    program.workspace = workspace_of(tiny.graph())
     engine, cut = InlineEngine(program), tiny.graph().full()
     other = {name: tensor * 2 if name == "conv3.weight" else tensor for name, tensor in start().tensors.items()}
     other["classifier.weight"] = torch.roll(other["classifier.weight"], 1, 0)

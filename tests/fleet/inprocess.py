@@ -1,4 +1,4 @@
-"""A fleet in the process of the tests: a Grid of functions in place of Flower's, with a real bench behind some."""
+"""A fleet in the process of the tests: a Grid of functions in place of Flower's, with real devices behind some."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from flwr.app.error import Error
 from torch import Tensor
 
 from strata.federation.jobs import TrainJob
-from strata.fleet.device.own_data import holding_of
-from strata.fleet.device.work import Bench
+from strata.fleet.device.own_data import load_own_data
+from strata.fleet.device.work import PreparedDevice
 from strata.fleet.protocol import codec
 from strata.fleet.protocol.envelope import content, payload
 from strata.fleet.protocol.settings import DeviceSettings
 from strata.fleet.server.engine import FlowerEngine
 from strata.fleet.server.levels import Assignment
-from strata.fleet.server.members import Roster
-from strata.fleet.server.messages import Post
+from strata.fleet.server.members import ConnectedDevices
+from strata.fleet.server.messages import Messenger
 from strata.graph import ChannelGraph
 from strata.methods.base import Task
 from strata.models import resnet20
@@ -35,7 +35,7 @@ MIB = 2**20
 
 
 class Grid:
-    """Flower's, as far as the post uses it. An answer that is an exception is one that Flower cannot unpack."""
+    """Flower's, as far as the messenger uses it. An answer that is an exception is one that Flower cannot unpack."""
 
     def __init__(self, nodes: dict[int, Answering]) -> None:
         self.nodes = nodes
@@ -89,43 +89,43 @@ def state() -> dict[str, Tensor]:
         return dict(resnet20(num_classes=10).state_dict())
 
 
-def bench(folder: Path, name: str, index: int = 0, hold_out: float = 0.0) -> Bench:
+def prepared(folder: Path, name: str, index: int = 0, hold_out: float = 0.0) -> PreparedDevice:
     settings = DeviceSettings(
         name, budget=64 * MIB, partition="iid", index=index, devices=60, hold_out=hold_out, cache=str(folder / name),
         hard_limit=False,  # it is this process
     )  # fmt: skip
-    return replace(_bench(), settings=settings, holding=holding_of(settings))
+    return replace(_prepared(), settings=settings, own_data=load_own_data(settings))
 
 
 @cache
-def _bench() -> Bench:
-    return Bench.prepared("resnet20", DeviceSettings("some", budget=MIB, partition="iid", devices=60))
+def _prepared() -> PreparedDevice:
+    return PreparedDevice.of("resnet20", DeviceSettings("some", budget=MIB, partition="iid", devices=60))
 
 
-def device(made: Bench) -> Answering:
+def device(made: PreparedDevice) -> Answering:
     return lambda data: made.answer(codec.decode(data), 1)
 
 
 def fleet(grid: Grid, names: list[str], **more: Any) -> FlowerEngine:
-    post = Post(grid)  # type: ignore[arg-type]
-    roster = Roster(post, "resnet20", lambda text: None)
-    roster.gather(len(grid.nodes), 30.0)
+    messenger = Messenger(grid)  # type: ignore[arg-type]
+    connected = ConnectedDevices(messenger, "resnet20", lambda text: None)
+    connected.gather(len(grid.nodes), 30.0)
     assignment = more.pop("assignment", None) or Assignment((1, 2), (1,) * len(names))
     values: dict[str, Any] = {"home": None, "deadline": None, "wait": 0.1, "say": lambda text: None,
                               "save": lambda: None, "graph": graph(), **more}  # fmt: skip
-    return FlowerEngine(post, roster, names, assignment, TRAINING, "resnet20", **values)
+    return FlowerEngine(messenger, connected, names, assignment, TRAINING, "resnet20", **values)
 
 
 def job(round: int = 0, number: int = 0, frozen: int = 2) -> TrainJob:
     return TrainJob(Task(round, number, graph().slt(frozen, frozen + 1, 0.3)), np.zeros(25, np.int64), 0.1, 0)
 
 
-def silent(made: Bench) -> Answering:
+def silent(made: PreparedDevice) -> Answering:
     """Greets, then never answers."""
     return lambda data: made.answer(codec.decode(data), 1) if codec.decode(data).meta["what"] == "hello" else None
 
 
-def changed(made: Bench, **meta: Any) -> Answering:
+def changed(made: PreparedDevice, **meta: Any) -> Answering:
     def answer(data: bytes) -> bytes:
         packet = codec.decode(made.answer(codec.decode(data), 1))
         if packet.meta["what"] != "update":

@@ -1,4 +1,4 @@
-"""A fleet on this machine: a SuperLink, SuperNodes and runs, as processes of Flower's own, in plain text on loopback.
+"""A fleet on this machine: the processes that `strata fleet` starts, in plain text on loopback, without its commands.
 
 The app bundle names `fleet_device:app`: each device has a module of that name, so some can be rogues.
 """
@@ -24,28 +24,19 @@ from flwr.proto.control_pb2 import StartRunRequest
 from flwr.supercore.fab import Fab
 
 from strata.core.errors import BadInput
+from strata.core.processes import LAUNCHER
+from strata.fleet.app_processes import new_secret
+from strata.fleet.device.command import _command as device_command
+from strata.fleet.device.supernode import POLL
 from strata.fleet.protocol.settings import DeviceSettings, RunSettings
 from strata.fleet.security.addresses import parse_address
-from strata.fleet.server.app_bundle import bundle
+from strata.fleet.server.command import _command as server_command
 from strata.fleet.server.control import Access, connect
 from strata.fleet.server.submission import Ending, outcome
+from tests.fleet.other_bundle import bundle
 
 HONEST = "from strata.fleet.device.client_app import app\n"
-CONFIG = b"""
-[project]
-name = "loopback"
-version = "1.0.0"
-license = "Apache-2.0"
-dependencies = []
-[tool.flwr.app]
-publisher = "strata"
-[tool.flwr.app.components]
-serverapp = "strata.fleet.server.server_app:app"
-clientapp = "fleet_device:app"
-[tool.flwr.app.config]
-strata = ""
-"""
-REPOSITORY = Path(__file__).parents[3]
+REPOSITORY = Path(__file__).parents[2]
 PATIENCE = 600.0  # seconds; the machine may be loaded
 
 
@@ -64,6 +55,11 @@ def wait_for(what: Callable[[], Any], why: str, pause: float = 0.1) -> Any:
     return found
 
 
+def with_other_bundle(kind: str, command: list[str]) -> list[str]:
+    """In place of `python -m strata.fleet...`."""
+    return [*command[:2], "tests.fleet.other_bundle", kind, *command[3:]]
+
+
 @dataclass
 class Loopback:
     folder: Path
@@ -76,8 +72,8 @@ class Loopback:
         return {
             **os.environ, "FLWR_HOME": str(self.folder / home), "FLWR_TELEMETRY_ENABLED": "0",
             "FLWR_DISABLE_UPDATE_CHECK": "1", "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
-            "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.1", "PATH": f"{scripts}{os.pathsep}{os.environ['PATH']}",
-            "PYTHONPATH": path, "OMP_NUM_THREADS": "1",
+            "PATH": f"{scripts}{os.pathsep}{os.environ['PATH']}", "PYTHONPATH": path, "OMP_NUM_THREADS": "1",
+            LAUNCHER: str(os.getpid()), POLL: "1",
         }  # fmt: skip
 
     def start(self, name: str, command: list[str], env: dict[str, str]) -> subprocess.Popen[bytes]:
@@ -89,10 +85,10 @@ class Loopback:
         return process
 
     def link(self) -> subprocess.Popen[bytes]:
-        """The SuperLink; it starts the server app of each run."""
-        command = ["flower-superlink", "--insecure", "--host", "127.0.0.1", "--port", str(self.port),
-                   "--database", str(self.folder / "link.sqlite")]  # fmt: skip  # devices are known after a restart
-        process = self.start("link", command, self.environment("link-home", REPOSITORY / "tests"))
+        """The SuperLink; it starts the server app of each run, and knows its devices after a restart."""
+        address = parse_address(f"127.0.0.1:{self.port}")
+        command = server_command(address, None, self.folder, new_secret(self.folder / "link-home"))
+        process = self.start("link", with_other_bundle("server", command), self.environment("link-home"))
         wait_for(lambda: process.poll() is not None or self._is_up(), "the SuperLink")
         assert process.poll() is None, (self.folder / "link.log").read_text()
         return process
@@ -105,13 +101,14 @@ class Loopback:
         home = self.folder / settings.name
         home.mkdir(exist_ok=True)
         (home / "fleet_device.py").write_text(app)
-        command = ["flower-supernode", "--insecure", "--superlink", f"127.0.0.1:{self.port}", "--host", "127.0.0.1",
-                   "--port", str(free_port()), "--node-config", settings.to_argument()]  # fmt: skip
-        return self.start(settings.name, command, self.environment(f"{settings.name}/home", home))
+        command = device_command(settings, parse_address(f"127.0.0.1:{self.port}"), None)
+        return self.start(
+            settings.name, with_other_bundle("device", command), self.environment(f"{settings.name}/home", home)
+        )
 
     def run(self, settings: RunSettings) -> int:
         """The id of a run that was begun."""
-        fab = bundle(CONFIG)
+        fab = bundle()
         config = user_config_to_proto(parse_config_args([settings.to_argument()]))
         request = StartRunRequest(
             fab=fab_to_proto(Fab(hashlib.sha256(fab).hexdigest(), fab, {})), override_config=config

@@ -35,7 +35,7 @@ from flwr.app import Message
 from flwr.clientapp import ClientApp
 from strata.fleet.device import client_app
 from strata.fleet.protocol import envelope
-from strata.core.parents import watch_parent
+from strata.core.processes import watch_parent
 app = ClientApp()
 
 @app.query()

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from strata.fleet.security.connection_guard import LARGEST, Guard
+from strata.fleet.security.connection_guard import LARGEST, ConnectionGuard
 
 HERE, OWN, THERE = ("127.0.0.1", 5), ("192.168.1.10", 5), ("192.168.1.66", 5)
 SERVER = ("192.168.1.10", 8477)
@@ -37,7 +37,7 @@ def ask(scope: dict[str, Any], token: str | None, *parts: bytes) -> tuple[int, b
         return left.pop(0)
 
     everything = len(left)
-    asyncio.run(Guard(app, token)(scope, receive, send))
+    asyncio.run(ConnectionGuard(app, token)(scope, receive, send))
     status = int(answers[0]["status"])
     assert status != 401 or len(left) == everything, "nothing is read of a request that is refused"
     return status, got
@@ -89,7 +89,7 @@ def test_websockets_are_dropped() -> None:
     async def app(scope: Any, receive: Any, send: Any) -> None:
         raise AssertionError
 
-    asyncio.run(Guard(app, None)({"type": "websocket", "path": "/v1/fleet/x"}, app, app))  # type: ignore[arg-type]
+    asyncio.run(ConnectionGuard(app, None)({"type": "websocket", "path": "/v1/fleet/x"}, app, app))  # type: ignore[arg-type]
 
 
 def push(*parts: bytes, announced: int | None = None) -> tuple[int, bytes]:

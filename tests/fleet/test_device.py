@@ -22,15 +22,16 @@ import torch
 
 from strata.core.errors import BadInput
 from strata.fleet.device import available_memory as limits
-from strata.fleet.device import work_socket as keeper
+from strata.fleet.device import work_socket
 from strata.fleet.device.frozen_store import FrozenLayers
-from strata.fleet.device.own_data import holding_of, split
+from strata.fleet.device.own_data import load_own_data, split
 from strata.fleet.protocol import codec
 from strata.fleet.protocol.settings import DeviceSettings, RunSettings
 from strata.graph import ChannelGraph, Cut
 from strata.methods.base import Task
 from strata.models import resnet20
 from strata.training import LocalTraining, train_device
+from tests.workspaces import workspace_of
 
 MIB = 2**20
 
@@ -73,12 +74,12 @@ def owner() -> Iterator[int]:
 
 
 def ask(settings: DeviceSettings, data: bytes, owner: int, deadline: float | None = None) -> codec.Packet:
-    return codec.decode(keeper.ask(settings, codec.decode(data).meta["model"], data, deadline, owner))
+    return codec.decode(work_socket.ask(settings, codec.decode(data).meta["model"], data, deadline, owner))
 
 
 def workers(settings: DeviceSettings) -> list[int]:
     """Processes that work for this device: the one that keeps everything ready, and its children."""
-    path = str(keeper.socket_path(settings)).encode()
+    path = str(work_socket.socket_path(settings)).encode()
     found = []
     for entry in Path("/proc").iterdir():
         with contextlib.suppress(OSError):
@@ -112,13 +113,11 @@ def test_what_a_device_says_of_itself(settings: DeviceSettings, owner: int) -> N
 def test_training_gives_the_bits_of_train_device(settings: DeviceSettings, owner: int) -> None:
     cut = graph().slt(4, 5, 0.1)
     packet = ask(settings, message("train", cut), owner)
-    own, threads = holding_of(settings), torch.get_num_threads()
+    own, threads = load_own_data(settings), torch.get_num_threads()
     torch.set_num_threads(1)  # as everywhere where devices train
     try:
-        expected = train_device(
-            graph(), Task(1, 0, cut), cut.extract(network().state_dict()), own.train.images, own.train.labels,
-            LocalTraining(), 0.1, 5,
-        )  # fmt: skip
+        tensors = cut.extract(network().state_dict())
+        expected = train_device(workspace_of(graph()), Task(1, 0, cut), tensors, own.train, LocalTraining(), 0.1, 5)
     finally:
         torch.set_num_threads(threads)
     made = packet.tensors()
@@ -131,12 +130,12 @@ def test_training_gives_the_bits_of_train_device(settings: DeviceSettings, owner
 def test_over_the_budget_is_said_at_once_and_the_next_task_is_done(settings: DeviceSettings, owner: int) -> None:
     """The whole network needs 51 MiB at batch 32; the limit is at 12, and 24 for what no tensor accounts for."""
     ask(settings, message("hello"), owner)
-    (keeper_of_all,) = wait_for(lambda: alone(settings))
+    (first_process,) = wait_for(lambda: alone(settings))
     packet = ask(settings, message("train", graph().full()), owner)
     assert packet.meta["kind"] == "memory"
     assert packet.meta["reason"] == "out of memory: the task needs more than this device's budget of 12.00 MiB"
     assert ask(settings, message("train", graph().slt(4, 5, 0.1)), owner).meta["what"] == "update"
-    assert wait_for(lambda: alone(settings)) == [keeper_of_all]  # the same process, and no other
+    assert wait_for(lambda: alone(settings)) == [first_process]  # the same process, and no other
 
 
 def test_the_deadline_ends_the_work(settings: DeviceSettings, owner: int) -> None:
@@ -148,10 +147,10 @@ def test_the_deadline_ends_the_work(settings: DeviceSettings, owner: int) -> Non
 
 def test_a_client_app_that_is_gone_takes_its_task_along(settings: DeviceSettings, owner: int) -> None:
     data = message("train", graph().slt(4, 5, 0.1), training={"batch_size": 32, "epochs": 100_000})
-    with keeper.connection(settings, owner) as link:
+    with work_socket.connection(settings, owner) as link:
         note = {"model": "resnet20", "settings": asdict(settings), "deadline": None, "client": os.getpid()}
-        keeper.send(link, json.dumps(note).encode())
-        keeper.send(link, data)
+        work_socket.send(link, json.dumps(note).encode())
+        work_socket.send(link, data)
         wait_for(lambda: len(workers(settings)) == 2)
     wait_for(lambda: len(workers(settings)) == 1)
 
@@ -191,7 +190,7 @@ def test_another_model_gets_another_process_which_ends_with_its_owner(settings: 
         wait_for(lambda: len(workers(settings)) == 1)  # the other one is ending
         process.kill()
     wait_for(lambda: not workers(settings))
-    assert not keeper.socket_path(settings).exists()
+    assert not work_socket.socket_path(settings).exists()
 
 
 def test_hold_out_by_hand() -> None:

@@ -1,4 +1,4 @@
-"""The engine against devices in this process: a Grid of functions, with a real bench behind some of them."""
+"""The engine against devices in this process: a Grid of functions, with real devices behind some of them."""
 
 from __future__ import annotations
 
@@ -15,24 +15,25 @@ from flwr.app.error import Error
 
 from strata.core.errors import BadInput
 from strata.data import load
+from strata.data.objectives import Classification
 from strata.engines import Outcome
 from strata.execution import memory, state_bytes
 from strata.federation.checking import problem_with
 from strata.federation.held_layers import Holdings
 from strata.federation.jobs import EvaluateJob, FinishJob
 from strata.fleet.device.own_data import label_digest
-from strata.fleet.device.work import Bench, failure
+from strata.fleet.device.work import PreparedDevice, failure
 from strata.fleet.protocol import codec
 from strata.fleet.protocol.settings import DeviceSettings
 from strata.fleet.server.levels import Assignment, group, level_for, most_bytes, per_device
-from strata.fleet.server.members import Roster
-from strata.fleet.server.messages import Post
+from strata.fleet.server.members import ConnectedDevices
+from strata.fleet.server.messages import Messenger
 from strata.fleet.server.run import _members
 from strata.methods import create
 from strata.models import resnet20
 from strata.planning import plan
 from strata.training import combine, train_device
-from tests.fleet.inprocess import MIB, TRAINING, Grid, bench, changed, device, fleet, graph, job, silent, state
+from tests.fleet.inprocess import MIB, TRAINING, Grid, changed, device, fleet, graph, job, prepared, silent, state
 
 pytestmark = pytest.mark.usefixtures("identity")
 
@@ -42,7 +43,7 @@ def trained(grid: Grid) -> list[codec.Packet]:
 
 
 def test_frozen_layers_travel_once_and_again_when_the_device_has_lost_them(tmp_path: Path) -> None:
-    grid = Grid({7: device(bench(tmp_path, "a"))})
+    grid = Grid({7: device(prepared(tmp_path, "a"))})
     engine = fleet(grid, ["a"])
     cut = job().task.cut
     (one,) = engine.run([job(0)], state())
@@ -68,7 +69,7 @@ def test_frozen_layers_travel_once_and_again_when_the_device_has_lost_them(tmp_p
 
 def test_a_changed_frozen_layer_is_sent(tmp_path: Path) -> None:
     """Another level may still train it."""
-    grid = Grid({7: device(bench(tmp_path, "a"))})
+    grid = Grid({7: device(prepared(tmp_path, "a"))})
     engine = fleet(grid, ["a"])
     list(engine.run([job(0)], state()))
     name = next(name for name in job().task.cut.shapes if name in job().task.cut.frozen)
@@ -80,21 +81,21 @@ def test_a_changed_frozen_layer_is_sent(tmp_path: Path) -> None:
 
 
 def test_late_busy_gone(tmp_path: Path) -> None:
-    good = bench(tmp_path, "a")
-    grid = Grid({7: silent(good), 8: device(bench(tmp_path, "b", 1))})
+    good = prepared(tmp_path, "a")
+    grid = Grid({7: silent(good), 8: device(prepared(tmp_path, "b", 1))})
     engine = fleet(grid, ["a", "b"], deadline=0.6)
     began = time.monotonic()
     outcomes = {outcome.index: outcome for outcome in engine.run([job(0, 0), job(0, 1)], state())}
     assert outcomes[0] == Outcome(0, None, "no answer within 0.6 s") and time.monotonic() - began >= 0.6
     (one,) = engine.run([job(1, 0)], state())
     assert one == Outcome(0, None, "still busy with round 0", sent=False)
-    engine.post._looked = float("-inf")
+    engine.messenger._looked = float("-inf")
     del grid.nodes[7]
     (two,) = engine.run([job(2, 0)], state())
     assert two == Outcome(0, None, "not connected", sent=False)
     grid.nodes[9] = device(good)  # it has restarted
     engine._wait = 30.0
-    engine.post._looked = float("-inf")
+    engine.messenger._looked = float("-inf")
     (three,) = engine.run([job(3, 0)], state())
     assert three.reason is None
 
@@ -116,7 +117,7 @@ def test_late_busy_gone(tmp_path: Path) -> None:
     ],
 )  # fmt: skip
 def test_lies_are_refused(tmp_path: Path, meta: dict[str, Any], said: str) -> None:
-    grid = Grid({7: changed(bench(tmp_path, "a"), **meta)})
+    grid = Grid({7: changed(prepared(tmp_path, "a"), **meta)})
     (one,) = fleet(grid, ["a"]).run([job()], state())
     reason = one.reason or problem_with(one.result, job().task, state())
     assert reason is not None
@@ -124,7 +125,7 @@ def test_lies_are_refused(tmp_path: Path, meta: dict[str, Any], said: str) -> No
 
 
 def test_rubbish_errors_and_too_little_memory(tmp_path: Path) -> None:
-    good = bench(tmp_path, "a")
+    good = prepared(tmp_path, "a")
     reply: list[Any] = [b"rubbish"]
 
     def answer(data: bytes) -> Any:
@@ -151,79 +152,80 @@ def test_rubbish_errors_and_too_little_memory(tmp_path: Path) -> None:
 
 
 def test_devices_evaluate_and_their_counts_are_summed(tmp_path: Path) -> None:
-    benches = [bench(tmp_path, name, index, hold_out=0.4) for index, name in enumerate("ab")]
-    grid = Grid({7 + index: device(made) for index, made in enumerate(benches)})
+    devices = [prepared(tmp_path, name, index, hold_out=0.4) for index, name in enumerate("ab")]
+    grid = Grid({7 + index: device(made) for index, made in enumerate(devices)})
     engine = fleet(grid, ["a", "b"])
     cut = graph().full()
     (one,) = engine.run([EvaluateJob(cut, 1, "test", "re-estimated", (0,), 0)], state())
     assert one.reason is None
-    found = combine(one.result, "re-estimated")
-    held = [made.holding.held for made in benches]
+    found = combine(one.result, "re-estimated", Classification())
+    held = [made.own_data.held for made in devices]
     labels = torch.cat([part.labels for part in held if part is not None])
-    assert found.counts == tuple(torch.bincount(labels, minlength=10).tolist()) and sum(found.counts) == 20
+    counts = found.sums["counts"]
+    assert counts == tuple(torch.bincount(labels, minlength=10).tolist()) and sum(counts) == 20
     (two,) = engine.run([FinishJob(cut, 0)], state())
     model = resnet20(num_classes=10)
     model.load_state_dict(two.result)
     images = torch.cat([part.images for part in held if part is not None])
     with torch.inference_mode():
-        right = (model.eval()(TRAINING.prepared(images)).argmax(1) == labels).sum().item()
-    assert abs(right - sum(found.correct)) <= 1
+        right = (model.eval()(*TRAINING.prepared((images,))).argmax(1) == labels).sum().item()
+    assert abs(right - sum(found.sums["correct"])) <= 1
     # measured once for both: the state is the same
     assert [packet.meta["what"] for _, packet in grid.sent if packet.meta["what"] == "statistics"] == ["statistics"] * 2
 
 
 def test_a_name_belongs_to_one_node_until_that_is_gone(tmp_path: Path) -> None:
     said: list[str] = []
-    grid = Grid({7: device(bench(tmp_path, "a"))})
-    post = Post(grid)  # type: ignore[arg-type]
-    roster = Roster(post, "resnet20", said.append)
-    roster.gather(1, 30.0)
-    grid.nodes[8] = device(bench(tmp_path, "a"))
-    roster.gather(1, 30.0)
-    assert roster.devices["a"].node == 7 and "another device named a" in said[-1]
+    grid = Grid({7: device(prepared(tmp_path, "a"))})
+    messenger = Messenger(grid)  # type: ignore[arg-type]
+    connected = ConnectedDevices(messenger, "resnet20", said.append)
+    connected.gather(1, 30.0)
+    grid.nodes[8] = device(prepared(tmp_path, "a"))
+    connected.gather(1, 30.0)
+    assert connected.devices["a"].node == 7 and "another device named a" in said[-1]
     del grid.nodes[7]
-    roster.gather(1, 30.0)
-    assert roster.devices["a"].node == 8
+    connected.gather(1, 30.0)
+    assert connected.devices["a"].node == 8
 
 
 def test_a_device_that_numbers_its_classes_otherwise_is_not_used(tmp_path: Path) -> None:
     """Same network, same number of classes: nothing else would tell that its cats are the others' dogs."""
-    same, other = bench(tmp_path, "a"), bench(tmp_path, "b")
-    other = replace(other, holding=replace(other.holding, labels=label_digest(("one", "zero"))))
-    unnamed = replace(bench(tmp_path, "c"), holding=replace(other.holding, labels=label_digest(())))
+    same, other = prepared(tmp_path, "a"), prepared(tmp_path, "b")
+    other = replace(other, own_data=replace(other.own_data, labels=label_digest(("one", "zero"))))
+    unnamed = replace(prepared(tmp_path, "c"), own_data=replace(other.own_data, labels=label_digest(())))
     said: list[str] = []
     grid = Grid({7: device(same), 8: device(other), 9: device(unnamed)})
-    roster = Roster(Post(grid), "resnet20", said.append)  # type: ignore[arg-type]
-    roster.gather(3, 30.0)
-    roster.structure, roster.labels = graph().hash, label_digest(load("digits").class_names)
-    assert [found.name for found in _members(roster, None, said.append)] == ["a", "c"]
+    connected = ConnectedDevices(Messenger(grid), "resnet20", said.append)  # type: ignore[arg-type]
+    connected.gather(3, 30.0)
+    connected.structure, connected.labels = graph().hash, label_digest(load("digits").class_names)
+    assert [found.name for found in _members(connected, None, said.append)] == ["a", "c"]
     assert said[-1].startswith("not used: b numbers its classes otherwise than the server")
     with pytest.raises(BadInput, match="no device can take part: b numbers"):
-        _members(roster, ["b"], said.append)
+        _members(connected, ["b"], said.append)
     grid.nodes[10] = device(replace(other, settings=replace(other.settings, name="late")))
-    roster.gather(3, 30.0)
-    assert "late" not in roster.devices and "late numbers its classes otherwise" in said[-1]
+    connected.gather(3, 30.0)
+    assert "late" not in connected.devices and "late numbers its classes otherwise" in said[-1]
 
 
 def test_too_few_devices_is_said_with_the_reason(tmp_path: Path) -> None:
     grid = Grid({7: lambda data: failure("refused", "no such model here")})
-    roster = Roster(Post(grid), "resnet20", lambda text: None)  # type: ignore[arg-type]
+    connected = ConnectedDevices(Messenger(grid), "resnet20", lambda text: None)  # type: ignore[arg-type]
     with pytest.raises(BadInput, match=r"0 of 1 devices were there after 0.3 s \(none\); not used: no such model here"):
-        roster.gather(1, 0.3)
+        connected.gather(1, 0.3)
 
 
 @pytest.mark.parametrize(("training", "images"), [({}, 2), ({"micro_batch": 1}, 1), ({"batch_size": 1}, 1)])
 def test_warming_up_takes_no_more_images_at_once_than_the_task(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, training: dict[str, int], images: int
 ) -> None:
-    grid = Grid({7: device(bench(tmp_path, "a"))})
+    grid = Grid({7: device(prepared(tmp_path, "a"))})
     engine = fleet(grid, ["a"])
     engine.training |= training
     seen: list[int] = []
 
-    def counting(graph: Any, task: Any, tensors: Any, own: Any, *rest: Any, **more: Any) -> Any:
+    def counting(workspace: Any, task: Any, tensors: Any, own: Any, *rest: Any, **more: Any) -> Any:
         seen.append(len(own))
-        return train_device(graph, task, tensors, own, *rest, **more)
+        return train_device(workspace, task, tensors, own, *rest, **more)
 
     monkeypatch.setattr("strata.fleet.device.work.train_device", counting)
     (one,) = engine.run([job()], state())
@@ -233,7 +235,7 @@ def test_warming_up_takes_no_more_images_at_once_than_the_task(
 
 def test_only_agreed_models_are_built() -> None:
     with pytest.raises(BadInput, match="not told to build 'os:abort'"):
-        Bench.prepared("os:abort", DeviceSettings("a"))
+        PreparedDevice.of("os:abort", DeviceSettings("a"))
 
 
 def test_levels() -> None:

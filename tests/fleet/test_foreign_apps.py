@@ -20,8 +20,8 @@ from flwr.supercore.task_identity import TaskIdentity
 from flwr.supernode import start_client_internal
 from flwr.supernode.nodestate import NodeStateFactory
 
-from strata.fleet.device import supernode
-from strata.fleet.server.app_bundle import CONFIG, bundle, bundle_hash
+from strata.fleet import flower_patches
+from strata.fleet.app_bundle import CONFIG, bundle, bundle_hash
 
 
 def test_the_bundle_is_one_that_flower_takes_and_holds_no_code() -> None:
@@ -33,7 +33,7 @@ def test_the_bundle_is_one_that_flower_takes_and_holds_no_code() -> None:
     with zipfile.ZipFile(io.BytesIO(bundle())) as file:
         assert file.namelist() == ["pyproject.toml", ".info/CONTENT"]
     # On every machine the same: a change of the bundle must be meant, since devices refuse other bundles.
-    assert bundle_hash() == "3139aacd3dd2cfa53895768806afba2542139405b445b29bcc1377883ecd4d9d"
+    assert bundle_hash() == "872701780c2d8a8a3796829278d47e588e5d554b012ce43ff1d9e998c6311008"
 
 
 def altered() -> bytes:
@@ -57,8 +57,7 @@ class Node:
         self.message.metadata.__dict__["_message_id"] = self.message.object_id
         self.objects = {name: part.deflate() for name, part in get_all_nested_objects(self.message).items()}
         self.confirmed: list[Any] = []
-        client = start_client_internal
-        self.step = supernode.only_strata(client._pull_and_store_message, client._insert_message)
+        self.step = flower_patches.only_strata_comes(start_client_internal._pull_and_store_message)
 
     def pull(self, content: bytes = bundle(), **other: Any) -> int | None:
         fab = Fab(hashlib.sha256(content).hexdigest(), content, {})
@@ -83,11 +82,11 @@ def test_only_strata(
     assert (node.state.get_run(3) is not None) == runs  # without it no process is started
     replies = list(node.state.get_messages_legacy(is_reply=True))
     said = capsys.readouterr().out
-    assert supernode.CONNECTED in said
+    assert flower_patches.CONNECTED in said
     if runs:
         assert replies == [] and node.confirmed and "refused" not in said
     else:
-        assert [reply.error.reason for reply in replies] == [supernode.REFUSED]
+        assert [reply.error.reason for reply in replies] == [flower_patches.REFUSED]
         assert replies[0].metadata.reply_to_message_id == node.message.metadata.message_id
         assert "foreign app of run 3" in said
 

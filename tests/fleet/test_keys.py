@@ -134,11 +134,11 @@ def test_killed_while_making_keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     class Killed(BaseException):
         pass
 
-    write = keys_module._write
+    write = keys_module.write_new
     for files in range(4):
         left = [None] * files
 
-        def dying(path: Path, content: bytes, mode: int, left: list[None] = left) -> None:
+        def dying(path: Path, content: bytes, mode: int = 0o600, left: list[None] = left) -> None:
             if not left:
                 raise Killed
             left.pop()
@@ -146,7 +146,7 @@ def test_killed_while_making_keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
         folder = tmp_path / str(files)
         with monkeypatch.context() as patch, pytest.raises(Killed):
-            patch.setattr(keys_module, "_write", dying)
+            patch.setattr(keys_module, "write_new", dying)
             make_keys(folder, [], ["a"])
         if files == 0:
             assert make_keys(folder, [], ["a"]).new_fleet

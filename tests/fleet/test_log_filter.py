@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 
 from strata.core.files import StorageFailed
-from strata.fleet.log_filter import Words
+from strata.fleet.log_filter import LogFilter
 from strata.planning.infeasible import PlanInfeasible
 
 TRACE = """\x1b[91mERROR\x1b[0m:     ServerApp raised an exception
 Traceback (most recent call last):
-  File "conducting.py", line 1, in conduct
+  File "run.py", line 1, in run_on_fleet
     raise X
 {}
 """
@@ -18,11 +18,11 @@ Traceback (most recent call last):
 
 def test_flowers_own_lines_are_left_out_also_in_pieces() -> None:
     shown: list[str] = []
-    words = Words(shown.append)
-    words.hear("\x1b[92mINFO \x1b[0m:      Start `flwr")
-    words.hear("-serverapp` process\na is here\nSuccessfully installed strata to /x\nround 1")
+    log = LogFilter(shown.append)
+    log.feed("\x1b[92mINFO \x1b[0m:      Start `flwr")
+    log.feed("-serverapp` process\na is here\nSuccessfully installed strata to /x\nround 1")
     assert shown == ["a is here\n"]
-    words.end()
+    log.end()
     assert shown == ["a is here\n", "round 1\n"]
 
 
@@ -38,14 +38,14 @@ def test_flowers_own_lines_are_left_out_also_in_pieces() -> None:
 )
 def test_what_a_sentence_says_needs_no_traceback(last: str, code: int) -> None:
     shown: list[str] = []
-    words = Words(shown.append)
-    words.hear("before\n" + TRACE.format(last))
-    assert words.end() == code and shown == ["before\n"]
+    log = LogFilter(shown.append)
+    log.feed("before\n" + TRACE.format(last))
+    assert log.end() == code and shown == ["before\n"]
 
 
 def test_a_bug_shows_its_traceback() -> None:
     shown: list[str] = []
-    words = Words(shown.append)
-    words.hear(TRACE.format("KeyError: 'x'"))
-    assert words.end() == 1
+    log = LogFilter(shown.append)
+    log.feed(TRACE.format("KeyError: 'x'"))
+    assert log.end() == 1
     assert shown[0].startswith("Traceback") and "KeyError: 'x'\n" in shown

@@ -3,7 +3,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from strata.fleet.server.pooled_statistics import pooled
+from strata.fleet.pooled_statistics import pooled
 
 
 def measured(values: Tensor) -> tuple[int, dict[str, Tensor]]:

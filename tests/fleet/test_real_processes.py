@@ -13,12 +13,13 @@ import torch
 from safetensors.torch import load_file
 
 from strata.data import load, parse_partition
-from strata.fleet.device.own_data import holding_of
+from strata.fleet.device.own_data import load_own_data
 from strata.fleet.protocol.settings import DeviceSettings, RunSettings
 from strata.graph import ChannelGraph
 from strata.models.loading import load_model
 from strata.runs import run
-from strata.runs.request import Request
+from strata.runs.config import RunConfig
+from strata.runs.launch import make_method, make_model, make_training
 from tests.fleet import nets, rogues
 from tests.fleet.loopback import Loopback, end, loopback, wait_for
 
@@ -51,14 +52,15 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 def locally(names: dict[str, int], out: Path) -> Path:
     """The same run on the local engine: the same parts of the data, the same budgets."""
-    request = Request(**SMALL, budgets=tuple(names.values()), exact=True)
+    config = RunConfig.of(**SMALL, budgets=tuple(names.values()), exact=True)
     data = load("digits")
     parts = parse_partition("iid", data, PARTS, 3)
-    model = request.make_model(data)
+    model = make_model(config, data)
+    options = {"per_round": config.per_round, "seed": config.seed, "lr": config.lr, "exact": True}
     run(
-        model, data, request.make_method(ChannelGraph(model, data.input_shape)), out=out, rounds=ROUNDS,
-        partition=[parts[index] for index in range(len(names))], training=request.make_training(data), workers=0,
-        progress=False, **request.run_options(),
+        model, data, make_method(config, ChannelGraph(model, data.input_shape)), out=out, rounds=ROUNDS,
+        partition=[parts[index] for index in range(len(names))], training=make_training(config, data), workers=0,
+        progress=False, **options,
     )  # fmt: skip
     return out
 
@@ -123,7 +125,7 @@ def test_rogues_cost_their_own_updates_and_devices_evaluate(fleet: Loopback, tmp
 
     # the counts of all who hold something out, summed: the final model's own
     summary = json.loads((out / "summary.json").read_text())
-    parts = [holding_of(one).held for one in (honest, replaying, boasting)]
+    parts = [load_own_data(one).held for one in (honest, replaying, boasting)]
     images = torch.cat([part.images for part in parts if part is not None])
     labels = torch.cat([part.labels for part in parts if part is not None])
     model = load_model("resnet20", 10, (3, 32, 32))

@@ -12,15 +12,16 @@ import pytest
 
 from strata.cli.fleet import add_parser
 from strata.core.errors import BadInput, Infeasible
-from strata.fleet.device.work import Bench
+from strata.core.flags import given
+from strata.fleet.device.work import PreparedDevice
 from strata.fleet.protocol import codec
 from strata.fleet.protocol.settings import RunSettings
-from strata.fleet.server import run as conducting
-from strata.fleet.server.resuming import request_of
-from strata.fleet.server.run import conduct
+from strata.fleet.server import run as fleet_run
+from strata.fleet.server.resuming import config_of
+from strata.fleet.server.run import run_on_fleet
 from strata.fleet.server.submission import run_settings
-from strata.runs.request import Request
-from tests.fleet.inprocess import MIB, Answering, Grid, bench, device
+from strata.runs.config import RunConfig
+from tests.fleet.inprocess import MIB, Answering, Grid, device, prepared
 
 pytestmark = pytest.mark.usefixtures("identity")
 
@@ -29,7 +30,7 @@ REQUEST: dict[str, Any] = {
 }  # fmt: skip
 
 
-def stopping(made: Bench, rounds: int) -> Answering:
+def stopping(made: PreparedDevice, rounds: int) -> Answering:
     """Ctrl-C while this device is at work in a round."""
 
     def answer(data: bytes) -> bytes:
@@ -47,44 +48,48 @@ def asked(*arguments: str) -> argparse.Namespace:
     return parser.parse_args(["fleet", "run", *arguments])
 
 
+def settings_of(args: argparse.Namespace, local: bool) -> RunSettings:
+    return run_settings(given(args, RunConfig), args, local)
+
+
 def test_a_resumed_run_goes_on_with_its_own_settings(tmp_path: Path) -> None:
     """Those that were adjusted to the fleet may be repeated as they were given; those that are left out are kept."""
     out = tmp_path / "run"
-    benches = {7: bench(tmp_path, "a", 0, hold_out=0.4), 8: bench(tmp_path, "b", 1, hold_out=0.4)}
-    honest: dict[int, Answering] = {node: device(made) for node, made in benches.items()}
+    devices = {7: prepared(tmp_path, "a", 0, hold_out=0.4), 8: prepared(tmp_path, "b", 1, hold_out=0.4)}
+    honest: dict[int, Answering] = {node: device(made) for node, made in devices.items()}
     first = RunSettings(REQUEST, str(out), minimum=2, wait=30.0, deadline=90.0, evaluation="devices")
     with pytest.raises(KeyboardInterrupt):
-        conduct(Grid({7: honest[7], 8: stopping(benches[8], 1)}), first)  # type: ignore[arg-type]
+        run_on_fleet(Grid({7: honest[7], 8: stopping(devices[8], 1)}), first)  # type: ignore[arg-type]
     kept = json.loads((out / "fleet.json").read_text())
     assert {name: kept[name] for name in ("minimum", "wait", "deadline", "evaluation")} == {
         "minimum": 2, "wait": 30.0, "deadline": 90.0, "evaluation": "devices"}  # fmt: skip
 
     words = ("--out", str(out), "--resume")
-    again = run_settings(asked(*words, "--constraint", "0.25,0.125", "--per-round", "10", "--wait", "0.3"), local=True)
+    again = settings_of(asked(*words, "--constraint", "0.25,0.125", "--per-round", "10", "--wait", "0.3"), local=True)
     assert (again.minimum, again.wait, again.deadline, again.evaluation) == (None, 0.3, None, None)
     with pytest.raises(BadInput, match=r"1 of 2 devices were there after 0.3 s \(a\)"):
-        conduct(Grid({7: honest[7]}), again)  # type: ignore[arg-type]
+        run_on_fleet(Grid({7: honest[7]}), again)  # type: ignore[arg-type]
     with pytest.raises(BadInput, match="this run is evaluated by the devices"):
-        conduct(Grid(honest), RunSettings({}, str(out), resume=True, evaluation="server"))  # type: ignore[arg-type]
+        run_on_fleet(Grid(honest), RunSettings({}, str(out), resume=True, evaluation="server"))  # type: ignore[arg-type]
     for other in (["--constraint", "0.5"], ["--per-round", "1"], ["--rounds", "3"]):
         with pytest.raises(BadInput, match="was started with other settings"):
-            run_settings(asked(*words, *other), local=True)
+            settings_of(asked(*words, *other), local=True)
 
     for text, lacks in (("[]", "holds no JSON object"), ('{"names": []}', "has no samples, evaluation")):
         (out / "fleet.json").write_text(text)
         with pytest.raises(BadInput, match=f"fleet.json is not as .*{lacks}"):
-            conduct(Grid(honest), again)  # type: ignore[arg-type]
+            run_on_fleet(Grid(honest), again)  # type: ignore[arg-type]
 
     for name in ("minimum", "wait", "deadline", "labels"):  # as older versions wrote it
         del kept[name]
     (out / "fleet.json").write_text(json.dumps(kept))
-    finished = conduct(Grid(honest), run_settings(asked(*words), local=False))  # type: ignore[arg-type]
+    finished = run_on_fleet(Grid(honest), settings_of(asked(*words), local=False))  # type: ignore[arg-type]
     assert finished is not None and len(finished.metrics) == 2
     kept = json.loads((out / "fleet.json").read_text())
     assert (kept["minimum"], kept["wait"], kept["deadline"], kept["evaluation"]) == (1, 600.0, 3600.0, "devices")
     saved = json.loads((out / "config.json").read_text())["request"]
     assert (saved["per_round"], saved["constraints"]) == (2, [0.125, 0.25])
-    assert request_of(out, REQUEST) == Request.from_json(saved)
+    assert config_of(out, REQUEST) == RunConfig.from_json(saved)
 
 
 def test_no_device_may_be_silent_for_ever() -> None:
@@ -97,26 +102,28 @@ def test_no_device_may_be_silent_for_ever() -> None:
 def test_with_differential_privacy_no_level_follows_from_who_was_asked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    given: dict[str, Any] = {}
-    monkeypatch.setattr(conducting, "run", lambda *_, **named: given.update(named))
+    seen: dict[str, Any] = {}
+    monkeypatch.setattr(fleet_run, "launch", lambda config, out, **named: seen.update(named, config=config))
     private = {"dp_noise": 1.0, "dp_clip": 0.5, "validation": 0.1}
     for number, more in enumerate((private, {})):
         settings = RunSettings({**REQUEST, **more}, str(tmp_path / str(number)))
-        conduct(Grid({7: device(bench(tmp_path, "a"))}), settings)  # type: ignore[arg-type]
-        assert (given["adjusted"] is None, given["engine"]._moving) == (bool(more), not more)
+        run_on_fleet(Grid({7: device(prepared(tmp_path, "a"))}), settings)  # type: ignore[arg-type]
+        made = seen["prepared"]
+        assert (made.adjusted is None, made.engine._moving) == (bool(more), not more)
 
 
 def test_a_device_too_small_for_anything_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    given: dict[str, Any] = {}
-    monkeypatch.setattr(conducting, "run", lambda *_, **named: given.update(named))
-    small = bench(tmp_path, "a")
+    seen: dict[str, Any] = {}
+    monkeypatch.setattr(fleet_run, "launch", lambda config, out, **named: seen.update(named, config=config))
+    small = prepared(tmp_path, "a")
     small.settings = replace(small.settings, budget=1)
     request = {name: value for name, value in REQUEST.items() if name != "constraints"}
-    grid = Grid({7: device(small), 8: device(bench(tmp_path, "b", 1))})
+    grid = Grid({7: device(small), 8: device(prepared(tmp_path, "b", 1))})
     robust = {**request, "aggregation": "median"}
-    conduct(grid, RunSettings(robust, str(tmp_path / "run"), minimum=2))  # type: ignore[arg-type]
-    assert given["engine"]._survey._robust, "what devices measure for evaluation is not left to any one of them"
-    assert given["engine"].names == ["b"] and given["request"]["budgets"] == [64 * MIB]
+    run_on_fleet(grid, RunSettings(robust, str(tmp_path / "run"), minimum=2))  # type: ignore[arg-type]
+    engine = seen["prepared"].engine
+    assert engine._evaluation._robust, "what devices measure for evaluation is not left to any one of them"
+    assert engine.names == ["b"] and seen["config"].to_json()["budgets"] == [64 * MIB]
     del grid.nodes[8]
     with pytest.raises(Infeasible):
-        conduct(grid, RunSettings(request, str(tmp_path / "other")))  # type: ignore[arg-type]
+        run_on_fleet(grid, RunSettings(request, str(tmp_path / "other")))  # type: ignore[arg-type]

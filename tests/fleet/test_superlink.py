@@ -12,7 +12,7 @@ from flwr.proto.message_pb2 import ObjectTree
 from flwr.supercore.error import FlowerError
 from flwr.superlink.servicer.fleet import fleet_handlers
 
-from strata.fleet.server.superlink import MOST_OBJECTS, within_bounds
+from strata.fleet.flower_patches import MOST_OBJECTS, within_bounds
 
 
 def announcing(objects: int) -> PushMessagesRequest:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from strata.core.errors import BadInput
-from strata.execution import measure, memory, trace
+from strata.execution import Execution, measure, memory, trace
 from strata.graph import ChannelGraph, Cut, Input, InputSpec
 from tests.graph.reference import assert_equals_zeroed, random_inputs
 
@@ -146,12 +146,12 @@ def test_predicted_bytes_are_those_measured(name: str, kind: str) -> None:
     cut = graph.full() if kind == "full" else CUTS[kind](graph)
     module = graph.submodel(cut)
     for batch in (4, 16):
-        measured = measure(module, graph.inputs, batch, graph.classes).peak
-        assert memory(graph, cut, batch).total == pytest.approx(measured, rel=0.01)
+        measured = measure(module, graph.inputs, Execution(batch), graph.classes).peak
+        assert memory(graph, cut, Execution(batch)).total == pytest.approx(measured, rel=0.01)
         assert trace(module, graph.inputs, batch, graph.classes) == pytest.approx(measured, rel=0.02)
-    parts = measure(module, graph.inputs, 16, graph.classes, micro_batch=4).peak
+    parts = measure(module, graph.inputs, Execution(16, 4), graph.classes).peak
     gradients = 4 * sum(torch.Size(cut.shapes[name]).numel() for name in cut.trained)
-    assert parts <= memory(graph, cut, 16, micro_batch=4).total <= parts + gradients
+    assert parts <= memory(graph, cut, Execution(16, 4)).total <= parts + gradients
 
 
 def test_ids_of_four_bytes_count_as_such() -> None:

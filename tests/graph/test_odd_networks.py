@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from strata.core.errors import BadInput
 from strata.graph import ChannelGraph, Cut
-from strata.ops import channels as rule_book
+from strata.ops import Operator, elementwise, registered
 from tests.graph.reference import assert_equals_zeroed
 
 SHAPE = (3, 8, 8)
@@ -267,12 +267,12 @@ def test_what_strata_does_not_know_stays_whole_and_is_named(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["roll", "native-shuffle"])
-def test_treating_a_permutation_as_elementwise_would_be_caught(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_treating_a_permutation_as_elementwise_would_be_caught(name: str) -> None:
     family = {"roll": "roll", "native-shuffle": "channel_shuffle"}[name]
-    monkeypatch.setitem(rule_book.RULES, family, rule_book.elementwise)
     torch.manual_seed(3)
     model = Between(UNKNOWN[name]).double()
-    graph = ChannelGraph(model, SHAPE)
+    with registered(Operator((family,), channels=elementwise)):
+        graph = ChannelGraph(model, SHAPE)
     with pytest.raises((AssertionError, RuntimeError)):
         assert_equals_zeroed(model, graph, graph.random(0.5, torch.Generator().manual_seed(1)))
 

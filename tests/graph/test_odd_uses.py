@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from strata.core.errors import BadInput
 from strata.graph import ChannelGraph, Cut
-from strata.ops import channels as rule_book
+from strata.ops import Operator, RuleFailed, Unsupported, registered
 from tests.graph.reference import assert_equals_zeroed
 
 IMAGE, TOKENS = (3, 8, 8), (9, 5)
@@ -219,15 +219,27 @@ def test_uses_outside_a_rule_stay_whole_and_are_named(name: str) -> None:
         assert_equals_zeroed(model, graph, cut(graph))
 
 
-def test_a_rule_that_fails_leaves_its_operation_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fails(*_: object) -> Tensor:
-        raise ValueError("not foreseen")
+def test_a_rule_that_does_not_cover_a_use_leaves_its_operation_whole() -> None:
+    def refuses(*_: object) -> Tensor:
+        raise Unsupported
 
-    monkeypatch.setitem(rule_book.RULES, "neg", fails)
-    model, graph = build(OnMaps(lambda x: -x))
+    with registered(Operator(("neg",), channels=refuses)):
+        model, graph = build(OnMaps(lambda x: -x))
     (pinned,) = graph.pinned
     assert pinned.op == "aten.neg.default" and graph.prefix(0.25).shapes["conv1.weight"][0] == 16
     assert_equals_zeroed(model, graph, graph.prefix(0.25))
+
+
+def test_a_mistake_in_a_rule_shows() -> None:
+    """It must not pass for a rule that is missing."""
+
+    def broken(*_: object) -> Tensor:
+        raise IndexError("tuple index out of range")
+
+    with registered(Operator(("neg",), channels=broken)):
+        with pytest.raises(RuleFailed, match=r"aten.neg.default .*test_odd_uses.py:\d+.* tuple index") as failed:
+            build(OnMaps(lambda x: -x))
+    assert isinstance(failed.value.__cause__, IndexError)
 
 
 class ReachedThroughViews(nn.Module):

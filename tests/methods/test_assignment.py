@@ -88,7 +88,7 @@ def test_fjord_switches_among_all_levels_up_to_its_own() -> None:
     quarter, half = GRAPH.prefix(0.25), GRAPH.prefix(0.5)
     tasks = method.assign(0, [0, 1, 2])
     assert [task.cut for task in tasks] == [half, quarter, GRAPH.prefix(0.125)]
-    assert [task.levels for task in tasks] == [
+    assert [task.phases[0].levels for task in tasks] == [
         (GRAPH.prefix(0.125), quarter, half),
         (GRAPH.prefix(0.125), quarter),
         (),  # one level: nothing to switch

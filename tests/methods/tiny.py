@@ -8,10 +8,13 @@ from functools import cache
 import torch
 from torch import Tensor, nn
 
+from strata.data import ImageSet
+from strata.execution import Execution
 from strata.graph import ChannelGraph
 from strata.methods import Method, Task
 from strata.planning import Level, Plan, Step
 from strata.training import LocalTraining, Update, train_device
+from tests.workspaces import workspace_of
 
 State = dict[str, Tensor]
 INPUT = (3, 8, 8)
@@ -60,14 +63,22 @@ def hand_plan(
     patience: int = 15,
 ) -> Plan:
     return Plan(
-        model="hand-made", classes=graph.classes, input_shape=graph.input_shape, batch_size=32, accounting="paper",
-        schedule="early-stopping" if steps[0][3] is None else "cumulative", budget_bytes=0, full_bytes=0,
+        model="hand-made",
+        classes=graph.classes,
+        input_shape=graph.input_shape,
+        execution=Execution(),
+        accounting="paper",
+        schedule="early-stopping" if steps[0][3] is None else "cumulative",
+        budget_bytes=0,
+        full_bytes=0,
         steps=tuple(
             Step(number, k_frozen, k_trained, scale, 0, 0, 0, 0, 0, 0, 0, until)
             for number, (k_frozen, k_trained, scale, until) in enumerate(steps)
         ),
-        levels=tuple(Level(None, 0, tuple(frozen)) for frozen in levels), patience=patience, graph=graph,
-    )  # fmt: skip
+        levels=tuple(Level(None, 0, tuple(frozen)) for frozen in levels),
+        patience=patience,
+        graph=graph,
+    )
 
 
 def samples(device: int, count: int = 20, shape: Sequence[int] = INPUT) -> tuple[Tensor, Tensor]:
@@ -82,8 +93,8 @@ PAPER = LocalTraining()
 
 
 def train(method: Method, task: Task, state: State, settings: LocalTraining = PAPER, lr: float = 0.1) -> Update:
-    images, labels = samples(task.device, shape=method.graph.input_shape)
-    return train_device(method.graph, task, task.cut.extract(state), images, labels, settings, lr, seed=1)
+    own = ImageSet(*samples(task.device, shape=method.graph.input_shape))
+    return train_device(workspace_of(method.graph), task, task.cut.extract(state), own, settings, lr, seed=1)
 
 
 def aggregate(state: State, tasks: Sequence[Task], updates: Sequence[Update]) -> State:

@@ -10,7 +10,7 @@ import pytest
 
 import strata
 from strata.core.errors import BadInput
-from strata.execution import measure
+from strata.execution import Execution, measure
 from strata.models import resnet20
 from strata.planning import PlanInfeasible
 from strata.planning.make import plan
@@ -23,6 +23,7 @@ from strata.training.memory import measured_bytes
 from tests.golden import golden
 from tests.networks import paper_graph
 from tests.planning.reference import paper_resnet
+from tests.workspaces import workspace_of
 
 JSON_FIELDS = ["model", "classes", "input", "batch", "accounting", "schedule", "budget_bytes", "full_bytes", "feasible"]
 STEP_FIELDS = [
@@ -55,7 +56,7 @@ def test_golden_configurations(name: str) -> None:
 
 @pytest.mark.parametrize("name", golden()["schedules"])
 def test_golden_schedules(name: str) -> None:
-    price = Pricing(paper_graph(name.split("@")[0]), 32, "paper")
+    price = Pricing(paper_graph(name.split("@")[0]), Execution(32), "paper")
     row, scales = golden()["schedules"][name], golden()["configs"][name]["s_json"]
     scales = [scales[0], *scales]
     trained = [price.trained_parameters(max(0, n - 1), n, s) for n, s in enumerate(scales)]
@@ -74,7 +75,7 @@ def test_golden_frozen_layers_of_stronger_devices(pair: str) -> None:
     network = name.split("@")[0]
     row = golden()["heterogeneous"][pair]
     # The rows fed with the authors' scales were made with their tool's 10 classes, the recomputed ones with the true.
-    price = Pricing(paper_graph(network, 10), 32, "paper")
+    price = Pricing(paper_graph(network, 10), Execution(32), "paper")
     steps = [Configuration(n - 1, n, scale) for n, scale in enumerate(golden()["configs"][name]["s_json"], start=1)]
     frozen = [smallest_frozen(price.bytes, step, price.of_width(float(level))) for step in steps]
     assert frozen == row["min_KF_json_s"]
@@ -88,14 +89,14 @@ def test_golden_frozen_layers_of_stronger_devices(pair: str) -> None:
 
 
 def price_of(network: str, constraint: float) -> int:
-    return Pricing(paper_graph(network), 32, "paper").of_width(constraint)
+    return Pricing(paper_graph(network), Execution(32), "paper").of_width(constraint)
 
 
 @pytest.mark.parametrize(
     "where", [(0, 0, 0.218), (0, 1, 0.218), (2, 3, 0.5), (0, 7, 0.343), (7, 8, 0.187), (18, 19, 1.0)]
 )
 def test_real_graph_and_hand_written_count_agree(where: tuple[int, int, float]) -> None:
-    price, network = Pricing(paper_graph("ResNet20"), 32, "paper"), paper_resnet("ResNet20")
+    price, network = Pricing(paper_graph("ResNet20"), Execution(32), "paper"), paper_resnet("ResNet20")
     assert price.bytes(*where) == network.memory(*where)
     assert price.trained_parameters(*where) == network.trained_parameters(*where)
 
@@ -190,7 +191,7 @@ def test_peak_with_bytes_by_default() -> None:
     assert found.accounting == "peak" and found.budget_bytes == 24 * 2**20 and len(found.steps) > 2
     assert all(step.memory_bytes <= found.budget_bytes for step in found.steps)
     # bisection found what a walk over all widths finds
-    price = Pricing(paper_graph("ResNet20"), 32, "peak")
+    price = Pricing(paper_graph("ResNet20"), Execution(32), "peak")
     limit = 1.0
     for step in reversed(found.steps[1:-1]):
         limit = max(s for s in price.scales if s <= limit and fits(price, step.k_trained, s, found.budget_bytes))
@@ -228,12 +229,12 @@ def test_infeasible_says_what_would_fit() -> None:
 def test_micro_batches_need_no_more_than_promised(where: tuple[int, int, float]) -> None:
     """What a device measures in its own training."""
     graph, cut = paper_graph("ResNet20"), paper_graph("ResNet20").slt(*where)
-    measured = measured_bytes(graph, cut, LocalTraining(24, micro_batch=8))
-    price = Pricing(graph, 24, "peak", micro_batch=8)
+    measured = measured_bytes(workspace_of(graph), cut, LocalTraining(24, micro_batch=8))
+    price = Pricing(graph, Execution(24, 8), "peak")
     gradients = 4 * price.trained_parameters(*where)
     # devices train in another memory format, which moves the last per mille
     assert price.bytes(*where) - gradients <= measured <= 1.001 * price.bytes(*where)
-    verified = measure(graph.submodel(cut), (3, 32, 32), 24, 10, micro_batch=8).peak  # in another memory format
+    verified = measure(graph.submodel(cut), (3, 32, 32), Execution(24, 8), 10).peak  # in another memory format
     assert verified == pytest.approx(measured, rel=1e-3) and verified <= price.bytes(*where)
     assert price.at_batch(24, 24).bytes(*where) == price.at_batch(24).bytes(*where)  # one part is the batch
 

@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from strata.report import figures, find_runs, watching, write_report
-from strata.report.contents import contents
+from strata.report import figures, find_runs, write_report
+from strata.report import server as page_server
 from strata.report.page import page
-from strata.report.watching import serving
+from strata.report.page_data import page_data
+from strata.report.server import serving
 from tests.report.browser import CHROMIUM, Browser
 from tests.report.made import PLAN, append, finish, make_run
 
@@ -124,7 +125,7 @@ def test_labels_that_look_alike_when_short_stay_apart(browser: Browser, tmp_path
 
 def test_a_picture_names_its_own_round(browser: Browser, tmp_path: Path) -> None:
     run = make_run(tmp_path / "a", method="fd", rounds=9)
-    made = contents(find_runs([run]), None)
+    made = page_data(find_runs([run]), None)
     whole = {"frozen": False, "share": 0.5, "kept": [[0, 0.5]]}
     frames = [{"round": at, "device": at, "layers": [whole], "trained": 5, "frozen": 0} for at in (0, 4, 8)]
     made["groups"][0]["parts"] = {"layers": [{"name": "one", "width": 2}], "frames": frames, "parameters": 10,
@@ -140,7 +141,7 @@ def test_a_picture_names_its_own_round(browser: Browser, tmp_path: Path) -> None
 def test_the_live_page_follows_a_run_to_its_end(
     browser: Browser, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(watching, "LOOK", 0.1)
+    monkeypatch.setattr(page_server, "LOOK", 0.1)
     run = make_run(tmp_path / "a", done=1)
     under = "document.querySelector('.card .under').textContent"
     with serving(run) as server:

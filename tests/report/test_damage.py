@@ -14,9 +14,9 @@ import pytest
 from strata.cli import main
 from strata.core.errors import BadInput
 from strata.report import tables
-from strata.report.contents import contents
 from strata.report.page import embedded
-from strata.report.rebuilding import Workshop
+from strata.report.page_data import page_data
+from strata.report.reconstruction import Reconstruction
 from strata.results.reading import find_runs
 from tests.report.made import PLAN, make_run
 
@@ -57,12 +57,12 @@ def test_damaged_files(tmp_path: Path, file: str, method: str) -> None:
     text = (run / file).read_text()
     whole = json.loads(text.splitlines()[0] if file == "metrics.jsonl" else text)
     rest = text.split("\n", 1)[1] if file == "metrics.jsonl" else ""
-    workshop = Workshop()
+    rebuilt = Reconstruction()
     for path in places(whole):
         for junk in JUNK:
             (run / file).write_text(json.dumps(changed(whole, path, junk)) + "\n" + rest)
             try:
-                made = contents(find_runs([tmp_path]), workshop)
+                made = page_data(find_runs([tmp_path]), rebuilt)
             except BadInput:
                 continue
             except Exception as error:

@@ -8,13 +8,16 @@ import pytest
 
 from strata.data import load
 from strata.report import write_report
-from strata.runs.request import Request, launch
+from strata.runs.config import RunConfig
+from strata.runs.launch import launch
 
 
 @pytest.mark.slow
 def test_a_real_run_has_every_part(tmp_path: Path) -> None:
-    request = Request(method="fd", constraints=(0.125,), rounds=2, devices=100, per_round=2, partition="dirichlet:0.1")
-    launch(request, tmp_path / "run", workers=0, progress=False)
+    config = RunConfig.of(
+        method="fd", constraints=(0.125,), rounds=2, devices=100, per_round=2, partition="dirichlet:0.1", workers=0
+    )
+    launch(config, tmp_path / "run", progress=False)
     made = write_report([tmp_path / "run"], tmp_path / "report", with_figures=False)
     (group,) = made["groups"]
     assert group["status"] == "finished" and len(group["per_class"]) == 10 and made["problems"] == []

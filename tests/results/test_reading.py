@@ -12,8 +12,8 @@ import pytest
 
 from strata.core.errors import BadInput
 from strata.core.files import Lock
-from strata.report.contents import contents
-from strata.results.grouping import group_runs
+from strata.report.page_data import page_data
+from strata.results.groups import group_runs
 from strata.results.reading import find_runs, read_run
 from tests.report.made import PLAN, append, make_run
 
@@ -117,7 +117,7 @@ def test_nan_null_and_bad_lines_do_not_reach_the_page(tmp_path: Path) -> None:
     read = read_run(run)
     assert [record["round"] for record in read.records] == [0, 1, 2]
     assert read.problems == ("2 lines of metrics.jsonl could not be read and left out",)
-    made = contents([read], None)
+    made = page_data([read], None)
     json.dumps(made, allow_nan=False)
     assert made["groups"][0]["runs"][0]["accuracy"] == [None, None, 0.5]
     assert made["groups"][0]["curve"]["rounds"] == [3]
@@ -128,7 +128,7 @@ def test_a_damaged_summary_is_survived(tmp_path: Path, text: str) -> None:
     run = make_run(tmp_path / "a")
     (run / "summary.json").write_text(text)
     (run / "plan.json").write_text('{"steps": [null, 3], "levels": [7]}')
-    made = contents([read_run(run)], None)
+    made = page_data([read_run(run)], None)
     assert made["groups"][0]["accuracy"] == 0.4  # the newest record's
     assert made["groups"][0]["per_class"] == []
 
@@ -146,7 +146,7 @@ def test_running_is_read_from_the_lock_without_taking_it(tmp_path: Path) -> None
 
 def test_memory_keeps_accounted_and_measured_apart(tmp_path: Path) -> None:
     run = make_run(tmp_path / "a", method="slt", plan=PLAN)
-    memory = contents([read_run(run)], None)["groups"][0]["memory"]
+    memory = page_data([read_run(run)], None)["groups"][0]["memory"]
     assert memory["accounting"] == "paper" and memory["budgets"] == [4 << 20]
     assert [step["memory_bytes"] for step in memory["steps"]] == [1 << 20, 2 << 20, 3 << 20]
     assert [step["measured"] for step in memory["steps"]] == [3 << 20, 3 << 20, None]  # step 2 had no round
@@ -155,7 +155,7 @@ def test_memory_keeps_accounted_and_measured_apart(tmp_path: Path) -> None:
 def test_failures_are_counted_by_reason_and_device(tmp_path: Path) -> None:
     lost = {"id": 4, "reason": "dropped out"}
     run = make_run(tmp_path / "a", dropped={0: [lost], 2: [lost, {"id": 1, "reason": "late"}]})
-    failures = contents([read_run(run)], None)["groups"][0]["failures"]
+    failures = page_data([read_run(run)], None)["groups"][0]["failures"]
     assert (failures["asked"], failures["dropped"]) == (8, 3)
     assert failures["reasons"] == [{"reason": "dropped out", "times": 2}, {"reason": "late", "times": 1}]
     assert failures["worst"][0] == {"device": 4, "times": 2, "asked": 4}
@@ -168,7 +168,7 @@ def test_the_privacy_that_was_spent_is_shown(tmp_path: Path) -> None:
         lines = (json.dumps({**r, "epsilon": e}) for r, e in zip(records, values, strict=True))
         (folder / "metrics.jsonl").write_text("\n".join(lines) + "\n")
     make_run(tmp_path / "plain", method="plain")
-    groups = contents(find_runs([tmp_path]), None)["groups"]
+    groups = page_data(find_runs([tmp_path]), None)["groups"]
     assert {group["method"]: group["privacy"] for group in groups} == {
         "spent": "ε ≤ 2.5", "endless": "no finite ε", "plain": "",
     }  # fmt: skip

@@ -14,11 +14,11 @@ from strata.core.errors import BadInput, Infeasible
 from strata.core.files import read_json
 from strata.execution import memory
 from strata.methods.choice import method_named
-from strata.runs.request import Request, jsonable
+from strata.runs.config import RunConfig
 from strata.training import LocalTraining
 from strata.training.memory import measured_bytes
-from strata.training.recomputation import placement_of
 from tests.federation.tiny import bits, graph, tiny_run, training
+from tests.workspaces import workspace_of
 
 torch.set_num_threads(1)  # as devices train
 
@@ -32,7 +32,7 @@ def test_same_model_and_costs_as_they_are(tmp_path: Path) -> None:
     lines, weights = bits(tmp_path / "plain")
     low_lines, low_weights = bits(tmp_path / "low")
     assert weights == low_weights
-    extra = placement_of(graph(), graph().full(), TWO).recomputed_flops
+    extra = workspace_of(graph()).recomputed_flops(graph().full(), TWO)
     assert extra > 0
     for plain, low in zip(map(as_record, lines), map(as_record, low_lines), strict=True):
         assert low.pop("train_flops") == plain.pop("train_flops") + 4 * 20 * extra  # 4 devices with 20 samples each
@@ -51,14 +51,15 @@ def as_record(line: str) -> dict[str, object]:
 
 
 def test_older_requests_are_the_same_request() -> None:
-    older = jsonable(Request(method="fedavg"))
-    del older["activation_checkpointing"]
-    assert Request.from_json(older) == Request(method="fedavg")
+    older = RunConfig.of(method="fedavg").to_json()
+    assert "activation_checkpointing" not in older
+    assert RunConfig.from_json(older) == RunConfig.of(method="fedavg")
+    assert RunConfig.from_json({**older, "activation_checkpointing": None}) == RunConfig.of(method="fedavg")
 
 
 def test_a_budget_is_held_against_measured_bytes() -> None:
     auto = replace(training(), activation_checkpointing="auto")
-    need = measured_bytes(graph(), graph().full(), auto)
+    need = measured_bytes(workspace_of(graph()), graph().full(), auto)
     assert need < memory(graph(), graph().full(), auto.batch_size).total
 
     def scale(name: str, budget: int, settings: LocalTraining) -> float:

@@ -14,8 +14,10 @@ import pytest
 from strata.cli import main
 from strata.core.files import Lock
 from strata.engines import Engine
-from strata.runs import compare as comparing
-from strata.runs.request import Request, launch
+from strata.methods import METHODS
+from strata.runs import launch as launching
+from strata.runs.config import RunConfig
+from strata.runs.launch import launch
 from tests.federation.tiny import bits
 
 NETS = """
@@ -198,11 +200,12 @@ def test_an_option_that_nothing_would_use_is_refused(
 
 
 def test_what_a_folder_was_started_with_is_not_given_anew(capsys: pytest.CaptureFixture[str]) -> None:
-    request = Request(
+    config = RunConfig.of(
         model="strata_run_nets:make", devices=10, per_round=3, rounds=2, method="fd", constraints=(0.75,),
         schedule="equal", patience=3, accounting="peak", server_momentum=0.5,
+        workers=0,
     )  # fmt: skip
-    launch(request, Path("old"), workers=0, progress=False)
+    launch(config, Path("old"), progress=False)
     before = bits(Path("old"))
     for name in ("summary.json", "model.safetensors"):  # as if it had been killed at its end
         Path("old", name).unlink()
@@ -279,6 +282,17 @@ def test_compare_in_another_order_and_with_more_methods(capsys: pytest.CaptureFi
     assert Path("cmp/compare.json").read_bytes() == before
 
 
+def test_compare_of_a_method_without_a_colour(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(METHODS, "mine", METHODS["small"])  # as a user would register it
+    code, out, err = strata(
+        capsys, "compare", "--methods", "mine,slt", *SMALL, "--constraint", "0.75", "--out", "cmp", "--json"
+    )
+    assert code == 0 and [row["method"] for row in json.loads(out)] == ["mine", "slt"], err
+    assert "mine (" in Path("cmp/accuracy.svg").read_text()
+
+
 def test_compare_leaves_nothing_of_what_it_refuses(capsys: pytest.CaptureFixture[str]) -> None:
     common = ["compare", "--methods", "small", *SMALL, "--constraint", "0.75", "--out", "new"]
     for options, says in (
@@ -294,16 +308,16 @@ def test_compare_leaves_nothing_of_what_it_refuses(capsys: pytest.CaptureFixture
 def test_compare_gives_up_tasks_that_take_too_long(
     validation: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    make_engine, limits = comparing.make_engine, []
+    make_engine, limits = launching.make_engine, []
 
     def seen(*arguments: Any, timeout: float | None = None, **more: Any) -> Engine:
         limits.append(timeout)
         return make_engine(*arguments[:3], 0, **more)  # in this process: quicker
 
-    monkeypatch.setattr(comparing, "make_engine", seen)
+    monkeypatch.setattr(launching, "make_engine", seen)
     asked = ["compare", "--methods", "small,fd", *SMALL, "--constraint", "0.75", "--workers", "1", "--out", "cmp"]
     code, _, err = strata(capsys, *asked, "--task-timeout", "300", *validation)
-    assert code == 0 and limits == [300.0] * (2 if validation else 1), err
+    assert code == 0 and limits == [300.0], err  # one engine for both methods, also with a split of the same seed
 
 
 def test_ctrl_c_with_workers_saves_says_how_to_go_on_and_shows_no_traceback() -> None:

@@ -10,8 +10,8 @@ import pytest
 from rich.console import Console
 
 from strata.core.errors import BadInput
+from strata.runs.callbacks import RunInfo, trackers
 from strata.runs.progress import Live, Plain, Silent, display, duration
-from strata.runs.trackers import check_extras
 from tests.federation.tiny import tiny_run
 
 
@@ -25,11 +25,11 @@ def record(round: int, accuracy: float | None = None, dropped: int = 0) -> dict:
 def test_plain_lines_show_what_is_new() -> None:
     file = io.StringIO()
     plain = Plain(file)
-    plain.start("slt", 2, 100)
-    plain.round(record(2, 0.5))
-    plain.round(record(3))  # nothing new within seconds
-    plain.round(record(4, dropped=2))
-    plain.stop()
+    plain.run_begins(RunInfo(Path("run"), "slt", 100, done=2))
+    plain.round_ends(record(2, 0.5))
+    plain.round_ends(record(3))  # nothing new within seconds
+    plain.round_ends(record(4, dropped=2))
+    plain.close()
     first, second, third = file.getvalue().splitlines()
     assert first == "slt: rounds 3 to 100"
     assert second.startswith("round 3/100  step 2  loss 1.2346  accuracy 50.00%  ") and second.endswith(" left")
@@ -39,12 +39,12 @@ def test_plain_lines_show_what_is_new() -> None:
 def test_the_live_bar_shows_round_step_accuracy_and_time() -> None:
     console = Console(file=io.StringIO(), force_terminal=True, width=160)
     live = Live(console)
-    live.start("slt", 0, 10)
-    live.round(record(0, 0.25))
-    live.round(record(1))
+    live.run_begins(RunInfo(Path("run"), "slt", 10))
+    live.round_ends(record(0, 0.25))
+    live.round_ends(record(1))
     live.say("the checkpoint [of] round 3 is damaged")
-    live.stop()
-    live.stop()
+    live.close()
+    live.close()
     text = console.file.getvalue()  # type: ignore[attr-defined]
     for part in ("slt", "round 2/10", "step 2", "accuracy 25.00%", "left", "the checkpoint [of] round 3 is damaged"):
         assert part in text
@@ -61,11 +61,11 @@ def test_the_display_fits_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_an_extra_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    check_extras(False, False)
+    assert trackers(False, False) == []
     with pytest.raises(BadInput, match=r"pip install 'strata-fl\[tensorboard\]'"):
-        check_extras(True, False)
+        trackers(True, False)
     with pytest.raises(BadInput, match=r"pip install 'strata-fl\[mlflow\]'"):
-        check_extras(False, True)
+        trackers(False, True)
 
 
 FAKE_MLFLOW = """

@@ -15,7 +15,7 @@ from strata.models import densenet40, resnet20
 from strata.training import chunked
 from strata.training.chunked import Chunked, NotChunkable
 from strata.training.statistics import BatchStatistics
-from strata.training.submodels import warm
+from tests.workspaces import workspace_of
 
 
 def _graph(model: nn.Module, size: int = 16) -> ChannelGraph:
@@ -41,13 +41,13 @@ def test_equals_the_whole_batch_in_float64(make, kind: str, monkeypatch: pytest.
         "full": graph.full, "prefix": lambda: graph.prefix(0.25), "slt": lambda: graph.slt(3, 4, 0.3),
         "random": lambda: graph.random(0.5, torch.Generator().manual_seed(1)),
     }[kind]()  # fmt: skip
-    small = warm(graph, cut)
+    small = workspace_of(graph).submodel(cut)
     small.load(cut.extract(model.state_dict()))
     small.module.eval()
-    images = small.arranged(torch.randn(18, 3, size, size, dtype=torch.float64))  # the last chunk is short
+    images = small.arranged((torch.randn(18, 3, size, size, dtype=torch.float64),))  # the last chunk is short
     with torch.inference_mode():
         with BatchStatistics():
-            whole = small.module(images)
+            whole = small.module(*images)
         assert small.by_chunks is not None
         torch.testing.assert_close(small.by_chunks(small, images), whole, rtol=1e-9, atol=1e-9)
 
@@ -88,7 +88,7 @@ def test_where_samples_might_meet_the_batch_stays_whole(make) -> None:
     graph = _graph(make(), 8)
     with pytest.raises(NotChunkable):
         Chunked(graph, graph.full())
-    assert warm(graph, graph.full()).by_chunks is None
+    assert workspace_of(graph).submodel(graph.full()).by_chunks is None
 
 
 def test_a_large_batch_in_float32_is_nearer_to_the_truth_than_as_a_whole() -> None:
@@ -96,11 +96,11 @@ def test_a_large_batch_in_float32_is_nearer_to_the_truth_than_as_a_whole() -> No
     model = resnet20(10, 16)
     graph = _graph(model)
     exact = copy.deepcopy(model).double().train()
-    small = warm(graph, graph.full())
+    small = workspace_of(graph).submodel(graph.full())
     small.load(model.state_dict())
     small.module.eval()
     images = torch.randn(256, 3, 16, 16)
     with torch.no_grad():
         truth = exact(images.double())
         assert small.by_chunks is not None
-        torch.testing.assert_close(small.by_chunks(small, small.arranged(images)).double(), truth, rtol=0, atol=1e-4)
+        torch.testing.assert_close(small.by_chunks(small, small.arranged((images,))).double(), truth, rtol=0, atol=1e-4)

@@ -9,14 +9,16 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from strata.data import ImageSet
 from strata.graph import ChannelGraph, Cut
-from strata.methods import Task
+from strata.methods import Phase, Task
 from strata.models import resnet20
 from strata.training import LocalTraining, train_device
 from strata.training.cohorts import COHORT, cohorts, narrow, train_cohort
 from strata.training.vectorised import Grouped, NotVectorisable
 from tests import networks
 from tests.networks import NETWORKS
+from tests.workspaces import workspace_of
 
 SETTINGS = LocalTraining(batch_size=8, proximal=0.1)
 
@@ -51,10 +53,10 @@ def graph_of(name: str) -> tuple[nn.Module, ChannelGraph]:
     return (model := resnet20()), networks.graph_of("resnet20")
 
 
-def device_data(devices: int, samples: int, shape: tuple[int, ...]) -> list[tuple[Tensor, Tensor]]:
+def device_data(devices: int, samples: int, shape: tuple[int, ...]) -> list[ImageSet]:
     generator = torch.Generator().manual_seed(4)
     return [
-        (
+        ImageSet(
             torch.randint(0, 256, (samples, *shape), generator=generator, dtype=torch.uint8),
             torch.randint(0, 10, (samples,), generator=generator),
         )
@@ -95,7 +97,7 @@ def test_gradients_of_a_group_are_those_of_its_devices(name: str, kind: str) -> 
         group.load(received)
         images = [torch.randn(4, *graph.input_shape) for _ in range(3)]
         labels = [torch.randint(0, 10, (4,)) for _ in range(3)]
-        outputs = group(images)
+        outputs = group([(one,) for one in images])
         sum(functional.cross_entropy(o, y) for o, y in zip(outputs, labels, strict=True)).backward()  # type: ignore[union-attr]
         for d in range(3):
             alone = graph.submodel(cut, received[d]).train()
@@ -117,11 +119,11 @@ def test_a_cohort_trains_like_its_devices_one_by_one_and_repeats_its_bits() -> N
     tasks = [Task(3, device, graph.random(0.67, generator)) for device in (7, 1, 4)]  # other channels on each
     data = device_data(3, 20, (3, 8, 8))  # the last batch is short
     parts = [task.cut.extract(model.state_dict()) for task in tasks]
-    updates = train_cohort(graph, tasks, parts, data, SETTINGS, lr=0.05, seed=9)
-    again = train_cohort(graph, tasks, parts, data, SETTINGS, lr=0.05, seed=9)
+    updates = train_cohort(workspace_of(graph), tasks, parts, data, SETTINGS, lr=0.05, seed=9)
+    again = train_cohort(workspace_of(graph), tasks, parts, data, SETTINGS, lr=0.05, seed=9)
     assert updates is not None and again is not None
     for task, part, own, update, repeated in zip(tasks, parts, data, updates, again, strict=True):
-        alone = train_device(graph, task, part, *own, SETTINGS, lr=0.05, seed=9)
+        alone = train_device(workspace_of(graph), task, part, own, SETTINGS, lr=0.05, seed=9)
         assert (update.round, update.device, update.samples) == (3, task.device, 20)
         assert update.cut_hash == task.cut.hash and update.peak_bytes == alone.peak_bytes
         assert update.loss == pytest.approx(alone.loss, rel=1e-4)
@@ -138,8 +140,8 @@ def test_one_bad_device_does_not_touch_the_others() -> None:
     data = device_data(3, 16, (3, 8, 8))
     good = cut.extract(model.state_dict())
     bad = {n: torch.full_like(t, float("nan")) if t.is_floating_point() else t for n, t in good.items()}
-    clean = train_cohort(graph, tasks, [good] * 3, data, SETTINGS, 0.05, 9)
-    mixed = train_cohort(graph, tasks, [good, bad, good], data, SETTINGS, 0.05, 9)
+    clean = train_cohort(workspace_of(graph), tasks, [good] * 3, data, SETTINGS, 0.05, 9)
+    mixed = train_cohort(workspace_of(graph), tasks, [good, bad, good], data, SETTINGS, 0.05, 9)
     assert clean is not None and mixed is not None
     for d in (0, 2):
         assert all(torch.equal(clean[d].tensors[n], mixed[d].tensors[n]) for n in cut.trained)
@@ -154,13 +156,14 @@ def test_cohorts_by_hand() -> None:
     tasks = [Task(0, d, wide if d == 3 else thin) for d in range(9)]
     samples = [50] * 8 + [40]
     assert COHORT == 5
-    assert cohorts(graph, tasks, samples, LocalTraining()) == [[0, 1, 2, 4], [5, 6, 7], [3], [8]]
-    assert cohorts(graph, tasks, samples, LocalTraining(), exact=True) == [[d] for d in range(9)]
-    assert cohorts(graph, tasks, samples, LocalTraining(micro_batch=4)) == [[d] for d in range(9)]
+    assert cohorts(workspace_of(graph), tasks, samples, LocalTraining()) == [[0, 1, 2, 4], [5, 6, 7], [3], [8]]
+    assert cohorts(workspace_of(graph), tasks, samples, LocalTraining(), exact=True) == [[d] for d in range(9)]
+    assert cohorts(workspace_of(graph), tasks, samples, LocalTraining(micro_batch=4)) == [[d] for d in range(9)]
     random = [Task(0, d, graph.random(0.125, torch.Generator().manual_seed(d))) for d in range(4)]
-    assert cohorts(graph, random, [50] * 4, LocalTraining()) == [[0, 1, 2, 3]]  # same structure, other channels
-    levels = [Task(0, d, thin, (graph.prefix(0.07), thin)) for d in range(2)]
-    assert cohorts(graph, levels, [50] * 2, LocalTraining()) == [[0], [1]]
+    workspace = workspace_of(graph)
+    assert cohorts(workspace, random, [50] * 4, LocalTraining()) == [[0, 1, 2, 3]]  # same structure, other channels
+    levels = [Task(0, d, thin, (Phase(thin, levels=(graph.prefix(0.07), thin)),)) for d in range(2)]
+    assert cohorts(workspace, levels, [50] * 2, LocalTraining()) == [[0], [1]]
 
 
 @pytest.mark.parametrize("name", ["vgg", "densenet40", "hf_vit", "gated"])
@@ -172,7 +175,7 @@ def test_what_has_no_grouped_form_is_trained_one_by_one(name: str) -> None:
         Grouped(graph, cut, 2)
     part = cut.extract(model.state_dict())
     tasks = [Task(0, d, cut) for d in range(2)]
-    assert train_cohort(graph, tasks, [part] * 2, device_data(2, 4, shape), SETTINGS, 0.1, 0) is None
+    assert train_cohort(workspace_of(graph), tasks, [part] * 2, device_data(2, 4, shape), SETTINGS, 0.1, 0) is None
 
 
 class FixedNorm(nn.Module):
@@ -240,9 +243,9 @@ def test_sums_of_features_and_a_last_batch_of_one(kind: str) -> None:
     cut = CUTS[kind](graph)
     part = cut.extract(model.state_dict())
     tasks, own = [Task(0, d, cut) for d in range(2)], device_data(2, 9, (3, 8, 8))
-    together = train_cohort(graph, tasks, [part] * 2, own, SETTINGS, 0.1, 0)
+    together = train_cohort(workspace_of(graph), tasks, [part] * 2, own, SETTINGS, 0.1, 0)
     assert together is not None
     for task, data, update in zip(tasks, own, together, strict=True):
-        alone = train_device(graph, task, part, *data, SETTINGS, 0.1, 0)
+        alone = train_device(workspace_of(graph), task, part, data, SETTINGS, 0.1, 0)
         for name, tensor in alone.tensors.items():
             torch.testing.assert_close(update.tensors[name], tensor, rtol=1e-4, atol=1e-5)

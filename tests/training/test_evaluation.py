@@ -9,11 +9,14 @@ from torch.nn import functional
 
 from strata.core.errors import BadInput
 from strata.core.seeds import generator
+from strata.data import ImageSet
+from strata.data.objectives import Classification
 from strata.graph import ChannelGraph
 from strata.methods import FedAvg
 from strata.training import (
     BN_MODES,
     LocalTraining,
+    Workspace,
     calibration_indices,
     combine,
     evaluate,
@@ -24,8 +27,10 @@ from strata.training import (
 )
 from strata.training.statistics import CALIBRATION_BATCH
 from tests.methods.tiny import CLASSES, INPUT, State, run, same_bits, samples, tiny_graph, tiny_net, tiny_state
+from tests.workspaces import workspace_of
 
 GRAPH = tiny_graph()
+WORKSPACE = workspace_of(GRAPH)
 FULL = GRAPH.full()
 SETTINGS = LocalTraining(mean=(0.3, 0.3, 0.3), std=(0.2, 0.2, 0.2))
 
@@ -42,7 +47,7 @@ def prepared(images: Tensor) -> Tensor:
 def test_batch_statistics_as_published(trained: State) -> None:
     """Batches of 1024 in a shuffled order, each its own statistics: the plain model in train mode."""
     images, labels = samples(7, count=1500)
-    result = evaluate(GRAPH, FULL, trained, images, labels, SETTINGS, bn="batch")
+    result = evaluate(WORKSPACE, FULL, trained, ImageSet(images, labels), SETTINGS, bn="batch")
     net = tiny_net()
     net.load_state_dict(trained)
     net.train()
@@ -53,17 +58,18 @@ def test_batch_statistics_as_published(trained: State) -> None:
             outputs = net(prepared(images[index]))
             total += functional.cross_entropy(outputs, labels[index], reduction="sum").item()
             right += torch.bincount(labels[index][outputs.argmax(1) == labels[index]], minlength=CLASSES)
-    assert result.correct == tuple(right.int().tolist())
-    assert result.counts == tuple(torch.bincount(labels).tolist()) and sum(result.counts) == 1500
-    assert result.accuracy == sum(result.correct) / 1500 and result.bn == "batch"
+    correct, counts = result.sums["correct"], result.sums["counts"]
+    assert correct == tuple(right.int().tolist())
+    assert counts == tuple(torch.bincount(labels).tolist()) and sum(counts) == 1500
+    assert result.accuracy == sum(correct) / 1500 and result.bn == "batch"
     assert result.loss == pytest.approx(total / 1500, rel=1e-4)
-    assert result.per_class == tuple(c / n for c, n in zip(result.correct, result.counts, strict=True))
+    assert result.metrics["per_class_accuracy"] == [c / n for c, n in zip(correct, counts, strict=True)]
 
 
 def test_re_estimated_statistics_by_hand(trained: State) -> None:
     """One batch: its mean and (unbiased) variance. Those of the first layer can be computed directly."""
-    images, _ = samples(3, count=100)
-    tensors = reestimated(GRAPH, FULL, trained, images, SETTINGS)
+    images, labels = samples(3, count=100)
+    tensors = reestimated(WORKSPACE, FULL, trained, ImageSet(images, labels), SETTINGS)
     features = functional.conv2d(prepared(images), trained["stem.0.weight"], padding=1)
     torch.testing.assert_close(tensors["stem.1.running_mean"], features.mean((0, 2, 3)), rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(tensors["stem.1.running_var"], features.var((0, 2, 3)), rtol=1e-4, atol=1e-5)
@@ -72,9 +78,9 @@ def test_re_estimated_statistics_by_hand(trained: State) -> None:
 
 
 def test_re_estimated_over_several_batches_is_their_mean(trained: State) -> None:
-    images, _ = samples(3, count=512)
-    both = reestimated(GRAPH, FULL, trained, images, SETTINGS)
-    halves = [reestimated(GRAPH, FULL, trained, part, SETTINGS) for part in images.split(256)]
+    images = ImageSet(*samples(3, count=512))
+    both = reestimated(WORKSPACE, FULL, trained, images, SETTINGS)
+    halves = [reestimated(WORKSPACE, FULL, trained, part, SETTINGS) for part in images.split(256)]
     for name in GRAPH.buffer_names:
         if "running" in name:
             mean = (halves[0][name] + halves[1][name]) / 2
@@ -84,40 +90,42 @@ def test_re_estimated_over_several_batches_is_their_mean(trained: State) -> None
 @pytest.mark.parametrize("bn", BN_MODES)
 def test_however_the_work_is_split(trained: State, bn: str) -> None:
     images, labels = samples(7, count=2100)
-    calibration, _ = samples(8, count=64)
-    whole = evaluate(GRAPH, FULL, trained, images, labels, SETTINGS, bn, calibration)
+    calibration = ImageSet(*samples(8, count=64))
+    whole = evaluate(WORKSPACE, FULL, trained, ImageSet(images, labels), SETTINGS, bn, calibration)
     count = units(2100, bn)
     assert count == {"batch": 3, "re-estimated": 33}[bn]
-    tensors = trained if bn == "batch" else reestimated(GRAPH, FULL, trained, calibration, SETTINGS)
+    tensors = trained if bn == "batch" else reestimated(WORKSPACE, FULL, trained, calibration, SETTINGS)
     parts = []
     for numbers in ([count - 1], range(1, count - 1), [0]):
         evaluate(
-            GRAPH, FULL, tiny_state(5), images[:10], labels[:10], SETTINGS, bn, calibration
+            WORKSPACE, FULL, tiny_state(5), ImageSet(images[:10], labels[:10]), SETTINGS, bn, calibration
         )  # something in between
-        parts += evaluate_units(GRAPH, FULL, tensors, images, labels, SETTINGS, bn, numbers)
-    assert combine(parts, bn) == whole
+        parts += evaluate_units(WORKSPACE, FULL, tensors, ImageSet(images, labels), SETTINGS, bn, numbers)
+    assert combine(parts, bn, Classification()) == whole
 
 
 def test_re_estimated_is_independent_of_the_batch_and_what_the_plain_model_computes(trained: State) -> None:
     images, labels = samples(7, count=60)
-    calibration, _ = samples(8, count=256)
+    calibration = ImageSet(*samples(8, count=256))
     for cut in (FULL, GRAPH.prefix(0.5), GRAPH.slt(1, 2, 0.5)):
-        result = evaluate(GRAPH, cut, cut.extract(trained), images, labels, SETTINGS, calibration=calibration)
+        result = evaluate(
+            WORKSPACE, cut, cut.extract(trained), ImageSet(images, labels), SETTINGS, calibration=calibration
+        )
         net = tiny_net(seed=4)
-        net.load_state_dict(plain_state(GRAPH, cut, trained, calibration, SETTINGS))
+        net.load_state_dict(plain_state(WORKSPACE, cut, trained, calibration, SETTINGS))
         net.eval()
         with torch.no_grad():
             outputs = torch.cat([net(prepared(images[i : i + 1])) for i in range(60)])  # batch 1
-        assert result.accuracy == int((outputs.argmax(1) == labels).sum()) / 60 == sum(result.correct) / 60
+        assert result.accuracy == int((outputs.argmax(1) == labels).sum()) / 60 == sum(result.sums["correct"]) / 60
         assert result.loss == pytest.approx(functional.cross_entropy(outputs, labels).item(), rel=1e-4)
 
 
 def test_training_shows_in_both_modes(trained: State) -> None:
     images, labels = samples(7, count=300)
-    calibration, _ = samples(8, count=256)
+    calibration = ImageSet(*samples(8, count=256))
     for bn in BN_MODES:
-        before = evaluate(GRAPH, FULL, tiny_state(), images, labels, SETTINGS, bn, calibration)
-        after = evaluate(GRAPH, FULL, trained, images, labels, SETTINGS, bn, calibration)
+        before = evaluate(WORKSPACE, FULL, tiny_state(), ImageSet(images, labels), SETTINGS, bn, calibration)
+        after = evaluate(WORKSPACE, FULL, trained, ImageSet(images, labels), SETTINGS, bn, calibration)
         assert after.loss < 0.7 * before.loss and after.accuracy > before.accuracy, bn
 
 
@@ -137,9 +145,11 @@ def test_dropout_is_off_in_both_modes() -> None:
     net = Dropping()
     graph = ChannelGraph(net, INPUT)
     state = {name: tensor.clone() for name, tensor in net.state_dict().items()}
-    images, labels = samples(7, count=40)
-    results = {bn: [evaluate(graph, graph.full(), state, images, labels, SETTINGS, bn, images) for _ in range(3)]
-               for bn in BN_MODES}  # fmt: skip
+    own = ImageSet(*samples(7, count=40))
+    workspace = Workspace(graph)
+    results = {
+        bn: [evaluate(workspace, graph.full(), state, own, SETTINGS, bn, own) for _ in range(3)] for bn in BN_MODES
+    }
     for bn in BN_MODES:
         assert results[bn][0] == results[bn][1] == results[bn][2]
     # statistics from the very images that are judged: the two modes differ by n/(n-1) in the variance
@@ -151,16 +161,17 @@ def test_no_batch_norm_needs_no_statistics() -> None:
     graph = ChannelGraph(net, INPUT)
     state = {name: tensor.clone() for name, tensor in net.state_dict().items()}
     images, labels = samples(7, count=40)
-    assert same_bits(reestimated(graph, graph.full(), state, images, SETTINGS), state)
+    own, workspace = ImageSet(images, labels), Workspace(graph)
+    assert same_bits(reestimated(workspace, graph.full(), state, own, SETTINGS), state)
     by_hand = functional.cross_entropy(net(prepared(images)), labels).item()
     for bn in BN_MODES:
-        assert evaluate(graph, graph.full(), state, images, labels, SETTINGS, bn, images).loss == pytest.approx(by_hand)
+        assert evaluate(workspace, graph.full(), state, own, SETTINGS, bn, own).loss == pytest.approx(by_hand)
 
 
 def test_a_class_without_samples_has_no_accuracy() -> None:
     images, labels = samples(7, count=10)
-    result = evaluate(GRAPH, FULL, tiny_state(), images, labels.clamp(max=1), SETTINGS, "batch")
-    assert result.counts[2] == 0 and result.per_class[2] is None
+    result = evaluate(WORKSPACE, FULL, tiny_state(), ImageSet(images, labels.clamp(max=1)), SETTINGS, "batch")
+    assert result.sums["counts"][2] == 0 and result.metrics["per_class_accuracy"][2] is None
 
 
 def test_calibration_images_are_a_fixed_choice() -> None:
@@ -176,8 +187,8 @@ def test_calibration_images_are_a_fixed_choice() -> None:
 def test_bad_input() -> None:
     images, labels = samples(0, count=4)
     with pytest.raises(BadInput, match="re-estimated, batch"):
-        evaluate(GRAPH, FULL, tiny_state(), images, labels, SETTINGS, bn="running")
+        evaluate(WORKSPACE, FULL, tiny_state(), ImageSet(images, labels), SETTINGS, bn="running")
     with pytest.raises(BadInput, match="calibration"):
-        evaluate(GRAPH, FULL, tiny_state(), images, labels, SETTINGS)
+        evaluate(WORKSPACE, FULL, tiny_state(), ImageSet(images, labels), SETTINGS)
     with pytest.raises(BadInput, match="no samples"):
-        evaluate(GRAPH, FULL, tiny_state(), images[:0], labels[:0], SETTINGS, "batch")
+        evaluate(WORKSPACE, FULL, tiny_state(), ImageSet(images[:0], labels[:0]), SETTINGS, "batch")

@@ -14,15 +14,18 @@ from hypothesis import strategies as st
 from torch.nn import functional
 
 from strata.core.errors import BadInput
+from strata.data import ImageSet
 from strata.federation.jobs import DeviceProgram
 from strata.graph import ChannelGraph
 from strata.methods import Task
 from strata.models import resnet20
 from strata.runs.running import complete
 from strata.training import LocalTraining, kernels, train_device
-from strata.training.cohorts import _network, train_cohort
+from strata.training.cohorts import train_cohort
 from strata.training.kernels import convolution
+from strata.training.vectorised import width
 from tests.federation import tiny
+from tests.workspaces import workspace_of
 
 needs_compiler = pytest.mark.skipif(not kernels.available(), reason="there is no C compiler")
 
@@ -100,7 +103,7 @@ def test_what_c_would_misread_is_refused() -> None:
 @needs_compiler
 @pytest.mark.parametrize("kind", ["prefix", "slt"])
 def test_a_cohort_agrees_with_devices_on_their_own(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(_network.__globals__, "WIDEST_FOR_KERNELS", 8.0)
+    monkeypatch.setattr(width, "WIDEST_FOR_KERNELS", 8.0)
     torch.manual_seed(0)
     model = resnet20(10, 16)
     graph = ChannelGraph(model, (3, 16, 16))
@@ -108,21 +111,23 @@ def test_a_cohort_agrees_with_devices_on_their_own(kind: str, monkeypatch: pytes
     tasks = [Task(0, device, cut) for device in range(3)]
     generator = torch.Generator().manual_seed(4)
     data = [
-        (torch.randint(0, 256, (40, 3, 16, 16), generator=generator, dtype=torch.uint8),
-         torch.randint(0, 10, (40,), generator=generator))
+        ImageSet(
+            torch.randint(0, 256, (40, 3, 16, 16), generator=generator, dtype=torch.uint8),
+            torch.randint(0, 10, (40,), generator=generator),
+        )
         for _ in tasks
-    ]  # fmt: skip
+    ]
     parts = [cut.extract(model.state_dict())] * 3
     training = LocalTraining(batch_size=16, kernels=True)  # 16, 16 and 8: the last batch does not fill registers
-    network = _network(graph, cut, 3, training)
+    network = workspace_of(graph).network(cut, 3, training)
     assert network is not None and network._quick is not None
-    behind_frozen = _network(graph, graph.slt(2, 3, 0.125), 3, training)
+    behind_frozen = workspace_of(graph).network(graph.slt(2, 3, 0.125), 3, training)
     assert behind_frozen is not None and behind_frozen._quick is None
-    updates = train_cohort(graph, tasks, parts, data, training, 0.01, 9)
-    again = train_cohort(graph, tasks, parts, data, training, 0.01, 9)
+    updates = train_cohort(workspace_of(graph), tasks, parts, data, training, 0.01, 9)
+    again = train_cohort(workspace_of(graph), tasks, parts, data, training, 0.01, 9)
     assert updates is not None and again is not None
     for task, part, own, update, repeated in zip(tasks, parts, data, updates, again, strict=True):
-        alone = train_device(graph, task, part, *own, replace(training, kernels=False), 0.01, 9)
+        alone = train_device(workspace_of(graph), task, part, own, replace(training, kernels=False), 0.01, 9)
         assert update.loss == pytest.approx(alone.loss, rel=1e-3)
         for name, tensor in alone.tensors.items():
             torch.testing.assert_close(update.tensors[name], tensor, rtol=1e-2, atol=2e-3)

@@ -12,14 +12,16 @@ from torch.nn import functional
 
 from strata.core.errors import BadInput
 from strata.core.seeds import generator
+from strata.data import ImageSet
 from strata.graph import ChannelGraph
 from strata.methods import FD, FedAvg, FjORD, HeteroFL, Small, Task
-from strata.training import LocalTraining, Update, submodels, train_device
-from strata.training.submodels import warm
+from strata.training import LocalTraining, Update, Workspace, train_device, workspace
 from tests.methods.tiny import INPUT, same_bits, samples, tiny_graph, tiny_net, tiny_state, train
 from tests.networks import NETWORKS
+from tests.workspaces import workspace_of
 
 GRAPH = tiny_graph()
+WORKSPACE = workspace_of(GRAPH)
 
 
 # --- two weights by hand ----------------------------------------------------------------------------------------------
@@ -50,7 +52,9 @@ U, V = [1.0, 2.0], [3.0, 5.0]  # hidden weights; weights of output 0
 def train_two_layers(task: Task, batches: int, settings: LocalTraining = BY_HAND, seed: int = 0) -> Update:
     state = {"1.weight": torch.tensor(U).view(2, 1), "2.weight": torch.tensor([V, [0.0, 0.0]])}
     images, labels = torch.zeros(batches, 1, 1, 1, dtype=torch.uint8), torch.zeros(batches, dtype=torch.int64)
-    return train_device(two_layers(), task, task.cut.extract(state), images, labels, settings, lr=0.1, seed=seed)
+    return train_device(
+        workspace_of(two_layers()), task, task.cut.extract(state), ImageSet(images, labels), settings, lr=0.1, seed=seed
+    )
 
 
 def test_momentum_by_hand() -> None:
@@ -90,7 +94,7 @@ def test_micro_batches_add_up_to_the_batch() -> None:
 def test_fjord_keeps_momentum_across_mini_batches() -> None:
     """Levels 1 and 2 of 2 hidden units. The second unit gets no gradient at level 1, and its momentum carries on."""
     (task,) = FjORD(two_layers(), (0.5, 1.0)).assign(0, [1])
-    assert [cut.shapes["1.weight"] for cut in task.levels] == [(1, 1), (2, 1)]
+    assert [cut.shapes["1.weight"] for cut in task.phases[0].levels] == [(1, 1), (2, 1)]
     batches, seen = 6, set()
     for seed in range(4):
         draws = generator(seed, "fjord level", 0, 1)
@@ -126,7 +130,7 @@ def test_equals_plain_training_of_the_plain_model() -> None:
     images, labels = samples(0, count=20)
     settings = LocalTraining(batch_size=8, epochs=3, weight_decay=1e-3)
     (task,) = FedAvg(GRAPH).assign(4, [2])
-    update = train_device(GRAPH, task, tiny_state(), images, labels, settings, lr=0.05, seed=9)
+    update = train_device(WORKSPACE, task, tiny_state(), ImageSet(images, labels), settings, lr=0.05, seed=9)
 
     net = tiny_net().train()
     optimizer = torch.optim.SGD(net.parameters(), 0.05, momentum=0.9, weight_decay=1e-3)
@@ -159,7 +163,8 @@ def test_every_sample_once_per_epoch_in_an_order_of_its_own() -> None:
     for round, device in ((0, 0), (0, 1), (1, 0), (0, 0)):
         settings = LocalTraining(batch_size=6, epochs=2, transform=remember, preparation=ones)
         seen.clear()
-        train_device(GRAPH, Task(round, device, GRAPH.full()), tiny_state(), images, labels, settings, 0.1, seed=0)
+        task = Task(round, device, GRAPH.full())
+        train_device(WORKSPACE, task, tiny_state(), ImageSet(images, labels), settings, 0.1, seed=0)
         assert sorted(seen[:10]) == sorted(seen[10:20]) == list(range(10))
         orders.append(tuple(seen[:20]))  # what follows is a batch for measuring memory
     assert orders[0] == orders[3] and len(set(orders)) == 3
@@ -189,7 +194,8 @@ def test_dropout_is_seeded_by_the_task_and_leaves_the_global_generator_alone() -
     images, labels = samples(0, count=6, shape=shape)
 
     def update(round: int) -> Update:
-        return train_device(graph, Task(round, 0, graph.full()), state, images, labels, LocalTraining(), 0.1, seed=0)
+        task = Task(round, 0, graph.full())
+        return train_device(workspace_of(graph), task, state, ImageSet(images, labels), LocalTraining(), 0.1, seed=0)
 
     torch.manual_seed(1)
     before = torch.get_rng_state()
@@ -198,7 +204,9 @@ def test_dropout_is_seeded_by_the_task_and_leaves_the_global_generator_alone() -
     torch.manual_seed(2)
     assert same_bits(update(0).tensors, first.tensors)
     assert not same_bits(update(1).tensors, first.tensors), "one batch of all samples: only dropout differs"
-    assert not warm(graph, graph.full()).channels_last and warm(GRAPH, GRAPH.full()).channels_last
+    assert (
+        not workspace_of(graph).submodel(graph.full()).channels_last and WORKSPACE.submodel(GRAPH.full()).channels_last
+    )
 
 
 def test_nan_is_not_hidden() -> None:
@@ -212,17 +220,20 @@ def test_tasks_of_one_structure_share_a_module() -> None:
     method = FD(GRAPH, (0.5,), seed=0)
     cuts = [method.cut_for(round, 0) for round in range(5)]
     assert len(set(cuts)) == 5
-    assert len({id(warm(GRAPH, cut)) for cut in [*cuts, GRAPH.prefix(0.5)]}) == 1
-    assert warm(GRAPH, GRAPH.prefix(0.25)) is not warm(GRAPH, GRAPH.prefix(0.5))
-    assert warm(GRAPH, GRAPH.slt(1, 2, 0.5)) is not warm(GRAPH, GRAPH.slt(0, 2, 0.5)), "other frozen layers"
+    assert len({id(WORKSPACE.submodel(cut)) for cut in [*cuts, GRAPH.prefix(0.5)]}) == 1
+    assert WORKSPACE.submodel(GRAPH.prefix(0.25)) is not WORKSPACE.submodel(GRAPH.prefix(0.5))
+    assert WORKSPACE.submodel(GRAPH.slt(1, 2, 0.5)) is not WORKSPACE.submodel(GRAPH.slt(0, 2, 0.5)), (
+        "other frozen layers"
+    )
 
 
 def test_warm_modules_are_bounded_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(submodels, "KEPT_BYTES", 0)
-    full, half = warm(GRAPH, GRAPH.full()), warm(GRAPH, GRAPH.prefix(0.5))
-    assert warm(GRAPH, GRAPH.full()) is full and warm(GRAPH, GRAPH.prefix(0.5)) is half
-    warm(GRAPH, GRAPH.prefix(0.25))
-    assert warm(GRAPH, GRAPH.prefix(0.5)) is half and warm(GRAPH, GRAPH.full()) is not full
+    monkeypatch.setattr(workspace, "SUBMODEL_BYTES_KEPT", 0)
+    own = Workspace(GRAPH)
+    full, half = own.submodel(GRAPH.full()), own.submodel(GRAPH.prefix(0.5))
+    assert own.submodel(GRAPH.full()) is full and own.submodel(GRAPH.prefix(0.5)) is half
+    own.submodel(GRAPH.prefix(0.25))
+    assert own.submodel(GRAPH.prefix(0.5)) is half and own.submodel(GRAPH.full()) is not full
 
 
 def test_update_does_not_alias_the_warm_module() -> None:
@@ -239,7 +250,7 @@ def test_bad_input() -> None:
     (task,) = FedAvg(GRAPH).assign(0, [0])
     images, labels = samples(0, count=0)
     with pytest.raises(BadInput, match="device 0 has no samples"):
-        train_device(GRAPH, task, tiny_state(), images, labels, LocalTraining(), 0.1, seed=0)
+        train_device(WORKSPACE, task, tiny_state(), ImageSet(images, labels), LocalTraining(), 0.1, seed=0)
     for wrong in (
         {"batch_size": 0}, {"epochs": 0}, {"momentum": 1.0}, {"momentum": -0.1}, {"weight_decay": -1.0},
         {"proximal": float("nan")}, {"transform": ones}, {"micro_batch": 33}, {"micro_batch": 0},

@@ -6,13 +6,17 @@ import pytest
 import torch
 
 from strata import execution as costs
+from strata.data import ImageSet
+from strata.execution import Execution
 from strata.execution.measured import measure
 from strata.methods import FD, FedAvg, FjORD, Method, Small
 from strata.methods.choice import method_named
-from strata.training import LocalTraining, memory, peak_bytes
+from strata.training import LocalTraining, Workspace, memory, peak_bytes
 from tests.methods.tiny import CLASSES, INPUT, samples, tiny_graph, tiny_state, train
+from tests.workspaces import workspace_of
 
 GRAPH = tiny_graph()
+WORKSPACE = workspace_of(GRAPH)
 
 
 @pytest.mark.parametrize("method", [FedAvg(GRAPH), Small(GRAPH, (0.5,))])
@@ -20,7 +24,7 @@ def test_equals_a_training_step_of_the_submodel_measured_by_itself(method: Metho
     (task,) = method.assign(0, [0])
     update = train(method, task, tiny_state())
     module = GRAPH.submodel(task.cut, task.cut.extract(tiny_state()))
-    alone = measure(module, INPUT, batch_size=20, classes=CLASSES).peak  # 20 samples, so batches are no larger
+    alone = measure(module, INPUT, Execution(20), CLASSES).peak  # 20 samples, so batches are no larger
     assert update.peak_bytes == pytest.approx(alone, rel=0.01)
 
 
@@ -29,7 +33,7 @@ def test_smaller_cut_smaller_batch_less_memory() -> None:
 
     def peak(method: Method, **settings: float) -> int:
         made = LocalTraining(**settings)  # type: ignore[arg-type]
-        return peak_bytes(GRAPH, method.assign(0, [0])[0], images, labels, made)
+        return peak_bytes(WORKSPACE, method.assign(0, [0])[0], ImageSet(images, labels), made)
 
     full, half = peak(FedAvg(GRAPH)), peak(Small(GRAPH, (0.5,)))
     assert half < 0.6 * full
@@ -42,7 +46,7 @@ def test_smaller_cut_smaller_batch_less_memory() -> None:
 def test_fjord_needs_what_its_largest_level_needs_and_its_small_weights() -> None:
     images, labels = samples(0, count=32)
     fjord, small = (
-        peak_bytes(GRAPH, method.assign(0, [0])[0], images, labels, LocalTraining())
+        peak_bytes(WORKSPACE, method.assign(0, [0])[0], ImageSet(images, labels), LocalTraining())
         for method in (FjORD(GRAPH, (0.5, 0.25)), Small(GRAPH, (0.5,)))
     )
     inner = 4 * sum(torch.Size(shape).numel() for shape in GRAPH.prefix(0.25).shapes.values())
@@ -53,14 +57,18 @@ def test_budgets_count_fedprox_and_the_smaller_levels_of_fjord() -> None:
     """By `peak`, within 0.1 % of what the devices then measure."""
     images, labels = samples(0, count=16)
     near = LocalTraining(batch_size=16, proximal=0.1)
-    full = costs.memory(GRAPH, GRAPH.full(), 16, proximal=True).total
-    assert full == pytest.approx(peak_bytes(GRAPH, FedAvg(GRAPH).assign(0, [0])[0], images, labels, near), rel=0.001)
+    full = costs.memory(GRAPH, GRAPH.full(), Execution(16, proximal=0.1)).total
+    assert full == pytest.approx(
+        peak_bytes(WORKSPACE, FedAvg(GRAPH).assign(0, [0])[0], ImageSet(images, labels), near), rel=0.001
+    )
     budgets = [7 * full // 10, 8 * full // 10, full]
     for name, training in (("small", near), ("heterofl", near), ("slt", near), ("fjord", LocalTraining(batch_size=16))):
         method = method_named(name, GRAPH, budgets=budgets, batch_size=16, rounds=9, training=training)
         for round in range(9):
             for task in method.assign(round, [0, 1, 2]):
-                assert peak_bytes(GRAPH, task, images, labels, training) <= 1.001 * budgets[task.device], (name, task)
+                assert (
+                    peak_bytes(WORKSPACE, task, ImageSet(images, labels), training) <= 1.001 * budgets[task.device]
+                ), (name, task)
 
 
 def test_random_cuts_are_measured_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -74,6 +82,7 @@ def test_random_cuts_are_measured_once(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_samples_that_a_device_holds_beside_its_batch_do_not_count() -> None:
     (task,) = Small(GRAPH, (0.5,)).assign(0, [0])
     images, labels = samples(0, count=64)
-    few = peak_bytes(GRAPH, task, images[:16].clone(), labels[:16].clone(), LocalTraining(batch_size=16))
-    memory._measured.clear()
-    assert peak_bytes(GRAPH, task, images, labels, LocalTraining(batch_size=16)) == few
+    few = peak_bytes(
+        Workspace(GRAPH), task, ImageSet(images[:16].clone(), labels[:16].clone()), LocalTraining(batch_size=16)
+    )
+    assert peak_bytes(Workspace(GRAPH), task, ImageSet(images, labels), LocalTraining(batch_size=16)) == few

@@ -14,20 +14,21 @@ from torch.nn import functional
 from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
 
 from strata.core.errors import BadInput
-from strata.execution import flops
+from strata.data import ImageSet
+from strata.execution import Execution, flops
 from strata.execution.measured import measure
-from strata.execution.placement import Placement, place
+from strata.execution.placement import place
+from strata.execution.segments import Placement, Segmented
 from strata.graph import ChannelGraph, Cut
-from strata.methods import FedAvg, FjORD, Method, Small, Task
+from strata.methods import FedAvg, FjORD, Method, Phase, Small, Task
 from strata.models import resnet20
-from strata.runs.description import describe_training
+from strata.runs.folder import describe_training
 from strata.training import LocalTraining, peak_bytes
 from strata.training.cohorts import cohorts
-from strata.training.recomputation import Segmented, forward_of, placement_of
-from strata.training.submodels import warm
 from strata.training.trainer import Trainer
 from tests.methods.tiny import hand_plan, same_bits, tiny_graph, tiny_state, train
 from tests.networks import NETWORKS, Logits, graph_of
+from tests.workspaces import workspace_of
 
 PLAIN = LocalTraining(batch_size=8)
 AUTO = replace(PLAIN, activation_checkpointing="auto")
@@ -60,20 +61,26 @@ def settings_for(name: str) -> tuple[LocalTraining, LocalTraining]:
 def two_steps(name: str, cut: Cut, settings: LocalTraining) -> tuple[list[float], dict[str, Tensor]]:
     """Losses, and the whole state after: parameters, running statistics, counts of batches."""
     graph, state = network(name)
-    small = warm(graph, cut)
+    small = workspace_of(graph).submodel(cut)
     small.load(cut.extract(state))
-    trainer = Trainer(graph, Task(0, 0, cut), settings, lr=0.1)
+    trainer = Trainer(workspace_of(graph), Phase(cut), settings, lr=0.1)
     generator = torch.Generator().manual_seed(1)
     torch.manual_seed(2)  # dropout
     losses = []
     for _ in range(2):
         x = torch.randn(settings.batch_size, *graph.input_shape, generator=generator)
-        losses.append(trainer.step(x, torch.randint(10, (settings.batch_size,), generator=generator)))
+        losses.append(trainer.step((x,), torch.randint(10, (settings.batch_size,), generator=generator)))
     return losses, {key: tensor.detach().clone() for key, tensor in small.state.items()}
 
 
-def zeros(graph: ChannelGraph) -> tuple[Tensor, Tensor]:
-    return torch.zeros(32, *graph.input_shape, dtype=torch.uint8), torch.zeros(32, dtype=torch.long)
+def zeros(graph: ChannelGraph) -> ImageSet:
+    return ImageSet(torch.zeros(32, *graph.input_shape, dtype=torch.uint8), torch.zeros(32, dtype=torch.long))
+
+
+def placement_of(graph: ChannelGraph, cut: Cut, settings: LocalTraining) -> Placement:
+    found = workspace_of(graph).placement(cut, settings)
+    assert found is not None
+    return found
 
 
 # vgg writes in place, vit draws random numbers, the others have running statistics
@@ -89,7 +96,9 @@ def test_same_bits_and_less_memory(name: str) -> None:
         assert losses == other_losses and same_bits(after, other_after)
     counts = [tensor.item() for key, tensor in after.items() if key.endswith("num_batches_tracked")]
     assert counts == [2] * len(counts) and (counts or name in ("vit", "vgg")), "a recomputed batch is not another one"
-    plain, low = (peak_bytes(graph, Task(0, 0, cut), *zeros(graph), settings) for settings in (without, auto))
+    plain, low = (
+        peak_bytes(workspace_of(graph), Task(0, 0, cut), zeros(graph), settings) for settings in (without, auto)
+    )
     assert low < {"resnet20": 0.55, "densenet40": 0.5, "vit": 0.7, "vgg": 0.9}[name] * plain
     if name == "vit":
         assert any(placement_of(graph, cut, auto).random), "dropout should be in a segment that is recomputed"
@@ -101,10 +110,10 @@ def test_dropout_is_the_same_in_the_second_run() -> None:
     cut = graph.full()
     placement = placement_of(graph, cut, AUTO)
     forgetful = Segmented(
-        warm(graph, cut).module.train_graph,  # type: ignore[arg-type]
+        workspace_of(graph).submodel(cut).module.train_graph,  # type: ignore[arg-type]
         replace(placement, random=(False,) * len(placement.random)),
     )
-    small = warm(graph, cut)
+    small = workspace_of(graph).submodel(cut)
     x, y = torch.randn(8, 3, 32, 32), torch.randint(10, (8,))
 
     def gradient(forward: Callable[[Tensor], Tensor]) -> Tensor:
@@ -117,7 +126,7 @@ def test_dropout_is_the_same_in_the_second_run() -> None:
 
     small.module.train()
     right = gradient(small.module)
-    assert torch.equal(right, gradient(forward_of(graph, cut, small.module, AUTO)))
+    assert torch.equal(right, gradient(workspace_of(graph).forward(cut, AUTO)))
     assert not torch.equal(right, gradient(lambda x: forgetful(small.module, x)))
 
 
@@ -126,10 +135,10 @@ def test_dropout_is_the_same_in_the_second_run() -> None:
 def test_flops_of_recomputation_are_those_that_torch_counts(name: str, segments: int | str) -> None:
     graph, _ = network(name)
     cut = graph.full()
-    module = graph.submodel(cut).train()
+    module = workspace_of(graph).submodel(cut).module.train()
     settings = replace(PLAIN, activation_checkpointing=segments)
     x, y = torch.randn(4, *graph.input_shape), torch.randint(10, (4,))
-    segmented = forward_of(graph, cut, module, settings)
+    segmented = workspace_of(graph).forward(cut, settings)
 
     def counted(forward: Callable[[Tensor], Tensor], also: dict[Any, Any] | None = None) -> int:
         with FlopCounterMode(display=False, custom_mapping=also) as counter:
@@ -179,7 +188,7 @@ def activations_at_peak(module: nn.Module, placement: Placement | None) -> float
     """In units of one layer's result."""
     train_graph = module.train_graph
     run = module if placement is None else InSegments(module, Segmented(train_graph, placement))  # type: ignore[arg-type]
-    found = measure(run, (WIDTH,), BATCH, classes=2)
+    found = measure(run, (WIDTH,), Execution(BATCH), classes=2)
     return (found.peak - found.standing) / ACTIVATION
 
 
@@ -219,7 +228,9 @@ def test_frozen_layers_run_once_and_the_rest_in_segments() -> None:
     losses, after = two_steps("resnet20", cut, PLAIN)
     other_losses, other_after = two_steps("resnet20", cut, AUTO)
     assert losses == other_losses and same_bits(after, other_after)
-    plain, low = (peak_bytes(graph, Task(0, 0, cut), *zeros(graph), settings) for settings in (PLAIN, AUTO))
+    plain, low = (
+        peak_bytes(workspace_of(graph), Task(0, 0, cut), zeros(graph), settings) for settings in (PLAIN, AUTO)
+    )
     assert low < 0.8 * plain
 
 
@@ -237,8 +248,8 @@ def test_updates_of_levels_micro_batches_and_the_proximal_term(method: Method, m
 def test_devices_are_on_their_own() -> None:
     graph = tiny_graph()
     tasks = Small(graph, (0.5,)).assign(0, [0, 1, 2])
-    assert cohorts(graph, tasks, [8] * 3, PLAIN) == [[0, 1, 2]]
-    assert cohorts(graph, tasks, [8] * 3, AUTO) == [[0], [1], [2]]
+    assert cohorts(workspace_of(graph), tasks, [8] * 3, PLAIN) == [[0, 1, 2]]
+    assert cohorts(workspace_of(graph), tasks, [8] * 3, AUTO) == [[0], [1], [2]]
 
 
 def test_settings() -> None:
@@ -268,7 +279,7 @@ def test_a_buffer_that_is_read_and_changed_is_refused() -> None:
     graph = ChannelGraph(Counting(), input_shape=(4,))
     settings = LocalTraining(batch_size=64, activation_checkpointing="auto")
     with pytest.raises(BadInput, match="count.*cannot be recomputed"):
-        forward_of(graph, graph.full(), graph.submodel(graph.full()), settings)
+        workspace_of(graph).forward(graph.full(), settings)
 
 
 def test_places_are_the_same_whatever_ran_before() -> None:

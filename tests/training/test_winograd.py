@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn import functional
 
+from strata.data import ImageSet
 from strata.graph import ChannelGraph
 from strata.methods import Task
 from strata.models import resnet20
@@ -19,6 +20,7 @@ from strata.training import LocalTraining, evaluate, kernels, train_device
 from strata.training.cohorts import train_cohort
 from strata.training.kernels import conv2d, own_convolutions, winograd
 from strata.training.kernels.winograd import Winograd
+from tests.workspaces import workspace_of
 
 pytestmark = pytest.mark.skipif(not kernels.available(), reason="there is no C compiler")
 
@@ -158,10 +160,10 @@ def test_only_within_and_only_if_wanted(monkeypatch: pytest.MonkeyPatch) -> None
     assert len(seen) == 1
 
 
-def data(count: int) -> tuple[Tensor, Tensor]:
+def data(count: int) -> ImageSet:
     generator = torch.Generator().manual_seed(4)
     images = torch.randint(0, 256, (count, 3, 16, 16), generator=generator, dtype=torch.uint8)
-    return images, torch.randint(0, 10, (count,), generator=generator)
+    return ImageSet(images, torch.randint(0, 10, (count,), generator=generator))
 
 
 @pytest.mark.parametrize("segments", [None, 3])
@@ -174,10 +176,11 @@ def test_a_device_agrees_with_torchs_convolutions(segments: int | None, monkeypa
     part = cut.extract(model.state_dict())
     training = LocalTraining(batch_size=16, kernels=False, activation_checkpointing=segments)
     seen = is_ours(monkeypatch)
-    plain = train_device(graph, task, part, *data(24), training, 0.01, 9)
+    plain = train_device(workspace_of(graph), task, part, data(24), training, 0.01, 9)
     assert not seen
     quick, again = (
-        train_device(graph, task, part, *data(24), replace(training, kernels=True), 0.01, 9) for _ in range(2)
+        train_device(workspace_of(graph), task, part, data(24), replace(training, kernels=True), 0.01, 9)
+        for _ in range(2)
     )
     assert seen
     assert quick.loss == pytest.approx(plain.loss, rel=1e-4)
@@ -193,8 +196,8 @@ def test_recomputed_activations_have_the_same_bits() -> None:
     graph = ChannelGraph(model, (3, 16, 16))
     task, part = Task(0, 0, graph.full()), model.state_dict()
     kept = LocalTraining(batch_size=16, kernels=True)
-    plain = train_device(graph, task, part, *data(24), kept, 0.01, 9)
-    anew = train_device(graph, task, part, *data(24), replace(kept, activation_checkpointing=4), 0.01, 9)
+    plain = train_device(workspace_of(graph), task, part, data(24), kept, 0.01, 9)
+    anew = train_device(workspace_of(graph), task, part, data(24), replace(kept, activation_checkpointing=4), 0.01, 9)
     assert anew.peak_bytes < plain.peak_bytes
     assert all(torch.equal(anew.tensors[name], tensor) for name, tensor in plain.tensors.items())
 
@@ -222,7 +225,7 @@ def test_frozen_layers_of_a_cohort_and_evaluation(monkeypatch: pytest.MonkeyPatc
     training = LocalTraining(batch_size=16, kernels=False)
     seen = is_ours(monkeypatch)
     plain, quick = (
-        train_cohort(graph, tasks, [part] * 2, [data(24)] * 2, replace(training, kernels=wanted), 0.01, 9)
+        train_cohort(workspace_of(graph), tasks, [part] * 2, [data(24)] * 2, replace(training, kernels=wanted), 0.01, 9)
         for wanted in (False, True)
     )
     assert plain is not None and quick is not None and seen
@@ -230,11 +233,10 @@ def test_frozen_layers_of_a_cohort_and_evaluation(monkeypatch: pytest.MonkeyPatc
         assert one.loss == pytest.approx(other.loss, rel=1e-4)
     for bn in ("batch", "re-estimated"):
         seen.clear()
-        images, labels = data(200)
+        own, workspace = data(200), workspace_of(graph)
         slow, fast = (
-            evaluate(graph, graph.full(), model.state_dict(), images, labels, replace(training, kernels=wanted), bn,
-                     images)
+            evaluate(workspace, graph.full(), model.state_dict(), own, replace(training, kernels=wanted), bn, own)
             for wanted in (False, True)
-        )  # fmt: skip
+        )
         assert seen
         assert slow.loss == pytest.approx(fast.loss, rel=1e-4)

@@ -8,12 +8,11 @@ import math
 import os
 import signal
 import socket
-import threading
 import warnings
-from collections.abc import Iterator
 from typing import Any
 
-from strata.core.errors import BadInput
+from strata.core.errors import BadInput, one_line
+from strata.core.processes import handlers_kept
 from strata.engines.base import EngineFailed
 from strata.engines.ray import Ray, host_and_port
 
@@ -35,7 +34,7 @@ def import_ray() -> Any:
     return ray
 
 
-class Connection:
+class ClusterConnection:
     """This process's place in a cluster; the last `close` leaves it, and ends it if it was started here."""
 
     _users = 0  # a process is in one cluster at a time, with however many engines
@@ -45,15 +44,15 @@ class Connection:
         """`cpus`: of the cluster that is started where no address is given."""
         self.ray = import_ray()
         if not self.ray.is_initialized():
-            with _handlers_kept(), warnings.catch_warnings():
+            with handlers_kept(signal.SIGTERM), warnings.catch_warnings():  # ray.init takes it for itself; it is ours
                 warnings.simplefilter("ignore")
                 self._start(cpus) if settings.address is None else self._join(settings.address)
-            Connection._users, Connection._ours = 0, True
+            ClusterConnection._users, ClusterConnection._ours = 0, True
         elif settings.address not in (None, "auto"):
             here = self.ray.get_runtime_context().gcs_address
             if _resolved(settings.address) != _resolved(here):
                 raise BadInput(f"this process is connected to the Ray cluster at {here}, not {settings.address}")
-        Connection._users += 1
+        ClusterConnection._users += 1
 
     def capacity(self, gpus: float) -> int:
         """How many workers of one CPU (and a share of a GPU) the cluster's nodes can hold, whoever uses them now."""
@@ -74,10 +73,10 @@ class Connection:
 
     def close(self) -> None:
         """Once."""
-        Connection._users -= 1
+        ClusterConnection._users -= 1
         if self._ours and not self._users:
             self.ray.shutdown()  # leaves; ends the processes that our own init started, and no others
-            Connection._ours = False
+            ClusterConnection._ours = False
 
     def _start(self, cpus: int) -> None:
         # "local": also where RAY_ADDRESS or a file of a cluster long gone (ray_current_cluster) names another
@@ -85,7 +84,7 @@ class Connection:
             self.ray.init(address="local", num_cpus=cpus, include_dashboard=False, **self._common)
         except Exception as error:  # a machine so busy that Ray's own time limits pass, for one
             self.ray.shutdown()
-            raise EngineFailed(f"Ray did not start on this machine: {' '.join(str(error).split())[:300]}") from error
+            raise EngineFailed(f"Ray did not start on this machine: {one_line(error, 300)}") from error
 
     def _join(self, address: str) -> None:
         if address != "auto":
@@ -101,8 +100,9 @@ class Connection:
             self.ray.init(address=address, **self._common)
         except Exception as error:  # Ray's own kinds differ between versions
             self.ray.shutdown()
-            reason = " ".join(str(error).split())[:300]
-            raise BadInput(f"the Ray cluster at {address} cannot be joined from this machine ({reason})") from error
+            raise BadInput(
+                f"the Ray cluster at {address} cannot be joined from this machine ({one_line(error, 300)})"
+            ) from error
 
     @property
     def _common(self) -> dict[str, Any]:
@@ -114,16 +114,3 @@ def _resolved(address: str) -> tuple[str, int]:
     with contextlib.suppress(OSError):
         host = socket.gethostbyname(host)
     return host, port
-
-
-@contextlib.contextmanager
-def _handlers_kept() -> Iterator[None]:
-    """ray.init takes SIGTERM for itself; it is the caller's."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.getsignal(signal.SIGTERM)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)

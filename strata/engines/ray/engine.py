@@ -14,8 +14,8 @@ from strata.engines import wire
 from strata.engines.base import EngineFailed, Outcome, Program, time_limit
 from strata.engines.local import default_workers
 from strata.engines.ray import Ray
-from strata.engines.ray.cluster import Connection
-from strata.engines.ray.pool import LOOK_AGAIN_SECONDS, Member, Pool
+from strata.engines.ray.cluster import ClusterConnection
+from strata.engines.ray.pool import LOOK_AGAIN_SECONDS, Pool, WorkerHandle
 from strata.engines.ray.worker import WHOLE
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ class RayEngine:
             raise BadInput(f"the engine ray needs at least 1 worker, not {workers}")
         self._cuts, self._retries, self._timeout, self._patience = cuts, retries, timeout, patience
         self.bytes_put = 0  # of tensors, since the beginning
-        self._connection = Connection(settings, workers or default_workers())
+        self._connection = ClusterConnection(settings, workers or default_workers())
         self._ray = self._connection.ray
         try:
             if self._connection.capacity(settings.gpus) < 1:
@@ -116,7 +116,7 @@ class RayEngine:
             self._pool = None
             self._connection.close()
 
-    def _choose(self, waiting: Sequence[int], deaths: Sequence[Sequence[str]], member: Member) -> int | None:
+    def _choose(self, waiting: Sequence[int], deaths: Sequence[Sequence[str]], member: WorkerHandle) -> int | None:
         """The first that did not lose a worker on this node, if there are workers elsewhere that can try it."""
         assert self._pool is not None
         for index in waiting:
@@ -125,7 +125,7 @@ class RayEngine:
                 return index
         return None
 
-    def _submit(self, member: Member, job: Any, state: Mapping[str, Tensor], weights: dict[str, Any]) -> Any:
+    def _submit(self, member: WorkerHandle, job: Any, state: Mapping[str, Tensor], weights: dict[str, Any]) -> Any:
         needed: dict[str, Cut | None] = {WHOLE: None}
         if self._cuts is not None:
             needed = {cut.hash: cut for cut in self._cuts(job)}
@@ -136,7 +136,7 @@ class RayEngine:
                 weights[key] = self._ray.put(wire.dump(tensors))
         return member.actor.work.remote(member.sender.dump(job), list(needed), *(weights[key] for key in needed))
 
-    def _done(self, pool: Pool) -> list[Member]:
+    def _done(self, pool: Pool) -> list[WorkerHandle]:
         """Those whose answer is there, after some waiting."""
         awaited = {member.awaited: member for member in pool.members if member.awaited is not None}
         if not awaited:
@@ -145,7 +145,7 @@ class RayEngine:
         ready, _ = self._ray.wait(list(awaited), num_returns=1, timeout=LOOK_AGAIN_SECONDS)
         return [awaited[reference] for reference in ready]
 
-    def _answer(self, member: Member) -> tuple[Any, str | None, str] | None:
+    def _answer(self, member: WorkerHandle) -> tuple[Any, str | None, str] | None:
         """None: the worker, or its answer, is lost."""
         awaited, member.awaited, member.job = member.awaited, None, None
         try:

@@ -12,7 +12,7 @@ from typing import Any
 from strata.core.errors import BadInput
 from strata.engines import wire
 from strata.engines.base import EngineFailed, Program
-from strata.engines.ray.cluster import Connection
+from strata.engines.ray.cluster import ClusterConnection
 from strata.engines.ray.packing import pack
 from strata.engines.ray.worker import Worker, load_here, versions
 
@@ -21,7 +21,7 @@ STILLBORN = 3  # for each place: workers that died while they started, one after
 
 
 @dataclass(eq=False)
-class Member:
+class WorkerHandle:
     """One actor. `awaited` is what it does now; a job, or (job is None) something on the way to being ready."""
 
     actor: Any
@@ -36,7 +36,7 @@ class Member:
 class Pool:
     def __init__(
         self,
-        connection: Connection,
+        connection: ClusterConnection,
         program: Program,
         source: Callable[[], Any] | None,
         shared: tuple[type, ...],
@@ -44,7 +44,7 @@ class Pool:
         most: int | None,
     ) -> None:
         """`source`: makes the program's data from files, on nodes that have them. `most`: workers, if fewer."""
-        self.members: list[Member] = []
+        self.members: list[WorkerHandle] = []
         self._connection, self._ray = connection, connection.ray
         self._shared, self._gpus, self._most, self._source = shared, gpus, most, source
         try:
@@ -68,7 +68,7 @@ class Pool:
         wanted = room if self._most is None else min(room, self._most)
         while len(self.members) < wanted:
             actor = self._actor.remote(self._paths)
-            self.members.append(Member(actor, wire.Sender(self._shared), actor.greet.remote()))
+            self.members.append(WorkerHandle(actor, wire.Sender(self._shared), actor.greet.remote()))
         for member in [member for member in self.members if member.node is None]:  # nobody has room for them
             if len(self.members) > wanted:
                 self.remove(member)
@@ -79,7 +79,7 @@ class Pool:
             if member.is_ready and member.awaited is None:
                 member.awaited = member.actor.check.remote()
 
-    def advance(self, member: Member) -> None:
+    def advance(self, member: WorkerHandle) -> None:
         """What it does on the way to being ready is done: the next step."""
         exceptions = self._ray.exceptions
         awaited, member.awaited = member.awaited, None
@@ -123,7 +123,7 @@ class Pool:
         member.is_ready = True
         self._died_young = 0
 
-    def remove(self, member: Member) -> None:
+    def remove(self, member: WorkerHandle) -> None:
         self.members.remove(member)
         if self._ray.is_initialized():  # else Ray would start a cluster to kill it in
             self._ray.kill(member.actor)
@@ -135,7 +135,7 @@ class Pool:
         self._loaded.clear()
         self._program = None
 
-    def _prepare(self, member: Member, missing: list[str] | None = None) -> None:
+    def _prepare(self, member: WorkerHandle, missing: list[str] | None = None) -> None:
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
         assert member.node is not None

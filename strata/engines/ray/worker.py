@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from strata import __version__
-from strata.core.errors import BadInput
+from strata.core.errors import BadInput, one_line
 from strata.engines import wire
 from strata.engines.base import Parts
 from strata.engines.local import IN_WORKER
@@ -62,7 +62,7 @@ class Worker:
             state = parts[WHOLE] if WHOLE in parts else Parts(parts)
             return wire.dump((self._program(task, state), None, ""))
         except Exception as error:
-            return wire.dump((None, f"{type(error).__name__}: {error}", traceback.format_exc()))
+            return wire.dump((None, one_line(error, kind=True), traceback.format_exc()))
 
 
 def load_here(source: Callable[[], Any], wanted: Sequence[str]) -> Arrays:

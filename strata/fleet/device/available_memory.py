@@ -7,6 +7,8 @@ import resource
 from collections.abc import Iterator
 from pathlib import Path
 
+from strata.core.processes import status_bytes
+
 CGROUPS = Path("/sys/fs/cgroup")
 MEMBERSHIP = Path("/proc/self/cgroup")
 MEMINFO = Path("/proc/meminfo")
@@ -72,12 +74,9 @@ def _numbers(file: Path, key: str | None = None) -> list[int]:
 def resident_bytes_of(pid: int) -> int:
     """0 where it cannot be read."""
     try:
-        for line in Path(f"/proc/{pid}/status").read_text().splitlines():
-            if line.startswith("VmRSS:"):
-                return int(line.split()[1]) * 1024
+        return status_bytes("VmRSS", pid)
     except OSError:
-        pass
-    return 0
+        return 0
 
 
 def budget_left(limit: int, held: int, left: int) -> int:

@@ -11,8 +11,8 @@ from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
 from strata.core.errors import BadInput
-from strata.core.parents import watch_parent
-from strata.fleet.device.work_socket import KeeperFailed, ask
+from strata.core.processes import watch_parent
+from strata.fleet.device.work_socket import WorkProcessFailed, ask
 from strata.fleet.protocol import codec
 from strata.fleet.protocol.envelope import content, payload
 from strata.fleet.protocol.settings import DeviceSettings
@@ -35,5 +35,5 @@ def answer(message: Message, context: Context) -> bytes:
         meta = codec.decode(data).meta
         limits = [seconds for seconds in (settings.deadline, meta.get("deadline")) if seconds is not None]
         return ask(settings, str(meta["model"]), data, min(limits, default=None), os.getppid())
-    except (BadInput, codec.Malformed, KeeperFailed, KeyError) as error:
+    except (BadInput, codec.Malformed, WorkProcessFailed, KeyError) as error:
         return codec.encode({"what": "failure", "kind": "refused", "reason": str(error), "detail": ""})

@@ -7,15 +7,17 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from strata.core.children import Signals, Stopped, end, last_lines, locked, start
 from strata.core.errors import BadInput
+from strata.core.files import locked
 from strata.core.paths import writing_to
-from strata.fleet.device.supernode import CONNECTED, POLL
+from strata.core.processes import Stopped, end, last_lines, start, stopped_by_signals
+from strata.fleet.app_processes import new_secret
+from strata.fleet.device.supernode import POLL
 from strata.fleet.environment import environment, python
+from strata.fleet.flower_patches import CONNECTED
 from strata.fleet.protocol.settings import DeviceSettings
 from strata.fleet.security.addresses import Address, Unreachable, free_port, need_loopback, need_server
 from strata.fleet.security.keys import DeviceKeys
-from strata.fleet.server.app_processes import new_secret
 
 DEFAULT_POLL = 1.0  # seconds between two questions for work
 PAUSES = (1.0, 2.0, 5.0, 10.0, 30.0)  # seconds between attempts; the last one repeats
@@ -27,9 +29,14 @@ STEADY = 60.0  # seconds of connection after which the pauses start anew
 
 
 def work(
-    settings: DeviceSettings, server: Address, keys: DeviceKeys | None, *, say: Callable[[str], None],
-    wait: bool = True, poll: float = DEFAULT_POLL,
-) -> int:  # fmt: skip
+    settings: DeviceSettings,
+    server: Address,
+    keys: DeviceKeys | None,
+    *,
+    say: Callable[[str], None],
+    wait: bool = True,
+    poll: float = DEFAULT_POLL,
+) -> int:
     """Until Ctrl-C or SIGTERM (0). `wait` False: an unreachable server is an error, not a reason to wait."""
     if keys is None:
         need_loopback(server)
@@ -41,7 +48,10 @@ def work(
     log = folder / "supernode.log"
     attempt = failures = 0
     refused_since: float | None = None
-    with Signals(), locked(folder, f"another process is device {settings.name} already: end it, or give --cache"):
+    with (
+        stopped_by_signals(),
+        locked(folder / "lock", f"another process is device {settings.name} already: end it, or give --cache"),
+    ):
         try:
             while True:
                 try:
@@ -78,9 +88,14 @@ def work(
 
 
 def _one_life(
-    command: list[str], env: dict[str, str], log: Path, since: int, name: str, server: Address,
+    command: list[str],
+    env: dict[str, str],
+    log: Path,
+    since: int,
+    name: str,
+    server: Address,
     say: Callable[[str], None],
-) -> bool:  # fmt: skip
+) -> bool:
     """Runs the SuperNode until it ends; whether the server had admitted it."""
     process = start(command, env, log)
     connected = False
@@ -117,10 +132,20 @@ def _unknown(name: str, server: Address) -> str:
 
 def _command(settings: DeviceSettings, server: Address, keys: DeviceKeys | None) -> list[str]:
     command = python(
-        "strata.fleet.device.supernode", "--superlink", str(server), "--node-config", settings.to_argument(),
-        "--isolation", "process", "--superexec-auth-secret-file", str(new_secret(settings.folder / "flower")),
-        "--host", "127.0.0.1", "--port", str(free_port()),
-    )  # fmt: skip
+        "strata.fleet.device.supernode",
+        "--superlink",
+        str(server),
+        "--node-config",
+        settings.to_argument(),
+        "--isolation",
+        "process",
+        "--superexec-auth-secret-file",
+        str(new_secret(settings.folder / "flower")),
+        "--host",
+        "127.0.0.1",
+        "--port",
+        str(free_port()),
+    )
     if keys is None:
         return [*command, "--insecure"]
     return [*command, "--root-certificates", str(keys.authority), "--auth-supernode-private-key", str(keys.key)]

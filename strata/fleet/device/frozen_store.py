@@ -1,6 +1,6 @@
 """The frozen layers a device already has, on its disk: named by their content, so a wrong or old one is never used.
 
-As federation/holdings.py counts it, a device keeps the frozen layers of the last cut it was given, and no others.
+As federation/held_layers.py counts it, a device keeps the frozen layers of the last cut it was given, and no others.
 """
 
 from __future__ import annotations

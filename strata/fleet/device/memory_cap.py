@@ -19,7 +19,7 @@ class OutOfMemory(Exception):
     """The work needs more than the device's budget."""
 
 
-class Cap:
+class MemoryCap:
     """Within it this process may take `budget` + `margin` bytes on top of what it holds at the beginning, of which
     `counted` bytes (a model that is there already) belong to the budget.
 
@@ -31,7 +31,7 @@ class Cap:
         self._budget, self._margin, self._counted = budget, margin, counted
         self._before: tuple[int, int] | None = None
 
-    def __enter__(self) -> Cap:
+    def __enter__(self) -> MemoryCap:
         if self._budget is not None and sys.platform == "linux":
             gc.collect()
             ctypes.CDLL(None).malloc_trim(0)

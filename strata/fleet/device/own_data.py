@@ -11,26 +11,27 @@ import numpy as np
 
 from strata.core.errors import BadInput
 from strata.core.seeds import derive
-from strata.data import ImageSet, load, parse_partition
+from strata.data import Objective, Samples, load, parse_partition
 from strata.fleet.protocol.settings import DeviceSettings
 
 
 @dataclass(frozen=True)
-class Holding:
-    train: ImageSet
-    held: ImageSet | None
+class OwnData:
+    train: Samples
+    held: Samples | None
     classes: int
     mean: tuple[float, ...]
     std: tuple[float, ...]
     augmentation: str
     labels: str  # which class has which number: see label_digest
+    objective: Objective
 
     @property
     def input_shape(self) -> tuple[int, ...]:
-        return self.train.shape
+        return self.train.spec.inputs[0].shape
 
 
-def holding_of(settings: DeviceSettings) -> Holding:
+def load_own_data(settings: DeviceSettings) -> OwnData:
     data = load(settings.data, settings.data_dir)
     if settings.partition is None:
         own = np.arange(len(data.train))
@@ -40,10 +41,16 @@ def holding_of(settings: DeviceSettings) -> Holding:
     if len(kept) == 0:
         raise BadInput(f"device {settings.name} has no samples to train on: every device needs at least one")
     train = data.train.subset(kept)
-    return Holding(
-        train, data.train.subset(held) if len(held) else None, data.classes, tuple(data.train.mean),
-        tuple(data.train.std), data.augmentation, label_digest(data.class_names),
-    )  # fmt: skip
+    return OwnData(
+        train,
+        data.train.subset(held) if len(held) else None,
+        data.classes,
+        tuple(data.train.mean),
+        tuple(data.train.std),
+        data.augmentation,
+        label_digest(data.class_names),
+        data.objective,
+    )
 
 
 def label_digest(class_names: Sequence[str]) -> str:

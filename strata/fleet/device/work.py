@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 import platform
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
@@ -13,62 +12,88 @@ import torch
 from torch import Tensor
 
 from strata import __version__
-from strata.core.errors import BadInput
+from strata.core.errors import BadInput, one_line
+from strata.core.processes import parent_of
 from strata.fleet.device import available_memory as limits
 from strata.fleet.device.frozen_store import FrozenLayers
-from strata.fleet.device.memory_cap import Cap, OutOfMemory
-from strata.fleet.device.own_data import Holding, holding_of
+from strata.fleet.device.memory_cap import MemoryCap, OutOfMemory
+from strata.fleet.device.own_data import OwnData, load_own_data
+from strata.fleet.pooled_statistics import pooled
 from strata.fleet.protocol import codec
 from strata.fleet.protocol.settings import DeviceSettings
-from strata.fleet.server.pooled_statistics import pooled
 from strata.graph import ChannelGraph, Cut
-from strata.methods.base import Task
+from strata.methods.base import Phase, Task
 from strata.models.loading import BUILT_IN, load_model
 from strata.planning.runtime import resident_bytes, tiny_step
 from strata.planning.verify import MARGIN
-from strata.training import LocalTraining, calibration_indices, evaluate_units, reestimated, train_device
-from strata.training.submodels import warm
+from strata.training import (
+    EvaluatedBatch,
+    LocalTraining,
+    Workspace,
+    calibration_indices,
+    evaluate_units,
+    reestimated,
+    train_device,
+)
+from strata.training.evaluation import added
 
 if TYPE_CHECKING:
     from strata.fleet.protocol.codec import Packet
 
-PLAIN = ("batch_size", "epochs", "momentum", "weight_decay", "proximal", "augmentation", "mean", "std", "micro_batch",
-         "activation_checkpointing")  # fmt: skip
+PLAIN = (
+    "batch_size",
+    "epochs",
+    "momentum",
+    "weight_decay",
+    "proximal",
+    "augmentation",
+    "mean",
+    "std",
+    "micro_batch",
+    "activation_checkpointing",
+)
 NARROW = 0.05  # of the width: enough to load what every training loads
 LEAST_MARGIN = 24 * limits.MIB  # for what no tensor accounts for: scratch and compiled code, measured at 5 to 20 MiB
 
 
 def failure(kind: str, reason: str, detail: str = "") -> bytes:
     """`kind`: refused, memory, late, lacks or failed."""
-    return codec.encode({"what": "failure", "kind": kind, "reason": " ".join(reason.split())[:500], "detail": detail})
+    return codec.encode({"what": "failure", "kind": kind, "reason": one_line(reason), "detail": detail})
 
 
 @dataclass
-class Bench:
+class PreparedDevice:
+    """A device with its data and the model ready, which answers the server's messages."""
+
     settings: DeviceSettings
-    graph: ChannelGraph
+    workspace: Workspace
     dtypes: dict[str, torch.dtype]
-    holding: Holding
+    own_data: OwnData
     baseline: int  # resident bytes of this process before any training
     left: int = 0  # bytes that the system had left then: the same for every message, as what a device can hold must be
 
     @classmethod
-    def prepared(cls, model: str, settings: DeviceSettings) -> Bench:
+    def of(cls, model: str, settings: DeviceSettings) -> PreparedDevice:
         if model not in BUILT_IN and model not in settings.models:
             raise BadInput(
                 f"device {settings.name} is not told to build {model!r}: install its package there and start the "
                 f"device with --model {model}"
             )
         tiny_step()
-        holding = holding_of(settings)
-        network = load_model(model, holding.classes, tuple(holding.input_shape))
-        graph = ChannelGraph(network, tuple(holding.input_shape))
+        own_data = load_own_data(settings)
+        network = load_model(model, own_data.classes, tuple(own_data.input_shape))
+        graph = ChannelGraph(network, own_data.train.spec)
         dtypes = {name: tensor.dtype for name, tensor in network.state_dict().items()}
-        bench = cls(settings, graph, dtypes, holding, 0)
+        device = cls(settings, Workspace(graph), dtypes, own_data, 0)
         narrow = graph.prefix(NARROW)
-        bench._warm_up(Task(0, 0, narrow), narrow.extract(network.state_dict()), LocalTraining())
-        bench.baseline, bench.left = resident_bytes(), limits.memory_left()
-        return bench
+        training = LocalTraining(objective=own_data.objective)
+        device._warm_up(Task(0, 0, narrow), narrow.extract(network.state_dict()), training)
+        device.baseline, device.left = resident_bytes(), limits.memory_left()
+        return device
+
+    @property
+    def graph(self) -> ChannelGraph:
+        return self.workspace.graph
 
     def answer(self, packet: Packet, client: int) -> bytes:
         work = {"hello": self._hello, "train": self._train, "statistics": self._statistics, "evaluate": self._evaluate}
@@ -86,77 +111,95 @@ class Bench:
         not more than others left free."""
         if self.settings.budget is not None:
             return self.settings.budget
-        pids, pid = [], client
-        for _ in range(3):  # the client app, the SuperExec that started it, the SuperNode
-            pids.append(pid)
-            pid = _parent(pid)
-            if pid <= 1:
+        held = self.baseline
+        pid: int | None = client
+        for _ in range(3):  # the client app, the SuperExec that started it where there is one, the SuperNode
+            if pid is None or pid <= 1:
                 break
-        held = self.baseline + sum(map(limits.resident_bytes_of, pids))
+            held += limits.resident_bytes_of(pid)
+            pid = parent_of(pid)
         return limits.budget_left(limits.memory_limit(), held, self.left)
 
     def _hello(self, packet: Packet, client: int) -> tuple[dict[str, Any], dict[str, Tensor]]:
-        own, settings = self.holding, self.settings
+        own, settings = self.own_data, self.settings
         return {
-            "what": "device", "name": settings.name, "budget": self.budget(client), "baseline": self.baseline,
-            "samples": len(own.train), "held": 0 if own.held is None else len(own.held), "classes": own.classes,
-            "input": list(own.input_shape), "mean": list(own.mean), "std": list(own.std),
-            "augmentation": own.augmentation, "labels": own.labels,
-            "structure": self.graph.hash, "holds": FrozenLayers(settings.folder).digests(),
+            "what": "device",
+            "name": settings.name,
+            "budget": self.budget(client),
+            "baseline": self.baseline,
+            "samples": len(own.train),
+            "held": 0 if own.held is None else len(own.held),
+            "classes": own.classes,
+            "input": list(own.input_shape),
+            "mean": list(own.mean),
+            "std": list(own.std),
+            "augmentation": own.augmentation,
+            "labels": own.labels,
+            "structure": self.graph.hash,
+            "holds": FrozenLayers(settings.folder).digests(),
             "versions": {"strata": __version__, "torch": torch.__version__, "python": platform.python_version()},
-        }, {}  # fmt: skip
+        }, {}
 
     def _train(self, packet: Packet, client: int) -> tuple[dict[str, Any], dict[str, Tensor]]:
         meta = packet.meta
         round, device, lr, seed = int(meta["round"]), int(meta["device"]), float(meta["lr"]), int(meta["seed"])
-        task = Task(round, device, self._cut(meta["cut"]), tuple(map(self._cut, meta["levels"])))
-        training = training_of(meta["training"])
+        cut = self._cut(meta["cut"])
+        task = Task(round, device, cut, (Phase(cut, levels=tuple(map(self._cut, meta["levels"]))),))
+        training = self._training(meta["training"])
         kept = FrozenLayers(self.settings.folder)
         tensors, lacking = kept.completed(task.cut, packet.tensors(), meta["frozen"])
         if lacking:
             return {"what": "lacks", "holds": kept.digests()}, {}
         self._check(task.cut, tensors)
         kept.keep(task.cut, tensors, meta["frozen"])
-        images, labels = self.holding.train.images, self.holding.train.labels
         self._warm_up(task, tensors, training)
-        with self._cap(training, client, counted=warm(self.graph, task.cut).bytes):
-            update = train_device(self.graph, task, tensors, images, labels, training, lr, seed)
+        with self._cap(training, client, counted=self.workspace.submodel(task.cut).bytes):
+            update = train_device(self.workspace, task, tensors, self.own_data.train, training, lr, seed)
         return {
-            "what": "update", "round": update.round, "device": update.device, "cut": update.cut_hash,
-            "samples": update.samples, "loss": update.loss if math.isfinite(update.loss) else None,
-            "peak_bytes": update.peak_bytes, "holds": kept.digests(),
-        }, update.tensors  # fmt: skip
+            "what": "update",
+            "round": update.round,
+            "device": update.device,
+            "cut": update.cut_hash,
+            "samples": update.samples,
+            "loss": update.loss if math.isfinite(update.loss) else None,
+            "peak_bytes": update.peak_bytes,
+            "holds": kept.digests(),
+        }, update.tensors
 
     def _statistics(self, packet: Packet, client: int) -> tuple[dict[str, Any], dict[str, Tensor]]:
         """Batch norm's statistics of the cut on some of the device's training images, a batch at a time."""
         cut, tensors = self._whole(packet)
-        training = training_of(packet.meta["training"])
-        chosen = self.holding.train.images[calibration_indices(len(self.holding.train), int(packet.meta["seed"]))]
+        training = self._training(packet.meta["training"])
+        own = self.own_data.train
+        chosen = own.subset(calibration_indices(len(own), int(packet.meta["seed"])))
         found: list[tuple[int, dict[str, Tensor]]] = []
         with self._cap(training, client):
             for batch in chosen.split(training.batch_size):
-                made = reestimated(self.graph, cut, tensors, batch, training)
+                made = reestimated(self.workspace, cut, tensors, batch, training)
                 found.append((len(batch), {name: made[name] for name in self.graph.buffer_names}))
         return {"what": "statistics", "images": len(chosen)}, pooled(found)
 
     def _evaluate(self, packet: Packet, client: int) -> tuple[dict[str, Any], dict[str, Tensor]]:
-        """Counts over what the device holds out."""
+        """Sums over what the device holds out."""
         cut, tensors = self._whole(packet)
-        training, bn = training_of(packet.meta["training"]), str(packet.meta["bn"])
-        held = self.holding.held
-        correct, counts, loss = [0] * self.graph.classes, [0] * self.graph.classes, 0.0
+        training, bn = self._training(packet.meta["training"]), str(packet.meta["bn"])
+        held = self.own_data.held
+        found: list[EvaluatedBatch] = []
         if held is not None:
             with self._cap(training, client):
-                size = training.batch_size
-                for start in range(0, len(held), size):
-                    part = (held.images[start : start + size], held.labels[start : start + size])
-                    (unit,) = evaluate_units(self.graph, cut, tensors, *part, training, bn, [0])
-                    correct = [a + b for a, b in zip(correct, unit.correct, strict=True)]
-                    counts = [a + b for a, b in zip(counts, unit.counts, strict=True)]
-                    loss += unit.loss_sum
+                for number, part in enumerate(held.split(training.batch_size)):
+                    (one,) = evaluate_units(self.workspace, cut, tensors, part, training, bn, [0])
+                    found.append(replace(one, number=number))
+        loss = sum((one.loss_sum for one in found), 0.0)
+        sums = added([one.sums for one in found])
         return {
-            "what": "counts", "correct": correct, "counts": counts, "loss_sum": loss if math.isfinite(loss) else None,
-        }, {}  # fmt: skip
+            "what": "sums",
+            "sums": {name: list(values) for name, values in sums.items()},
+            "loss_sum": loss if math.isfinite(loss) else None,
+        }, {}
+
+    def _training(self, values: Any) -> LocalTraining:
+        return replace(training_of(values), objective=self.own_data.objective)
 
     def _whole(self, packet: Packet) -> tuple[Cut, dict[str, Tensor]]:
         cut, tensors = self._cut(packet.meta["cut"]), packet.tensors()
@@ -186,21 +229,18 @@ class Bench:
         """A step on two images, without the limit: what torch and oneDNN load and compile once for a network is the
         runtime's, not the model's (as in planning/trials.py). It needs no more than the task itself: one image where
         that takes one at a time."""
-        at_once = min(2, training.micro_batch or training.batch_size, len(self.holding.train))
+        at_once = min(2, training.micro_batch or training.batch_size, len(self.own_data.train))
         small = replace(training, batch_size=at_once, epochs=1, micro_batch=None)
-        index = torch.tensor([0, len(self.holding.train) - 1][:at_once])
-        train_device(
-            self.graph, task, tensors, self.holding.train.images[index], self.holding.train.labels[index], small,
-            lr=0.01, seed=0,
-        )  # fmt: skip
+        index = torch.tensor([0, len(self.own_data.train) - 1][:at_once])
+        train_device(self.workspace, task, tensors, self.own_data.train.subset(index), small, lr=0.01, seed=0)
 
-    def _cap(self, training: LocalTraining, client: int, counted: int = 0) -> Cap:
+    def _cap(self, training: LocalTraining, client: int, counted: int = 0) -> MemoryCap:
         if not self.settings.hard_limit:
-            return Cap(None)
-        from strata.execution import memory
+            return MemoryCap(None)
+        from strata.execution import Execution, memory
 
-        full = memory(self.graph, self.graph.full(), training.batch_size, accounting="peak").total
-        return Cap(self.budget(client), max(LEAST_MARGIN, int(MARGIN * full)), counted)
+        full = memory(self.graph, self.graph.full(), Execution(training.batch_size)).total
+        return MemoryCap(self.budget(client), max(LEAST_MARGIN, int(MARGIN * full)), counted)
 
 
 def training_of(values: Any) -> LocalTraining:
@@ -211,11 +251,3 @@ def training_of(values: Any) -> LocalTraining:
         return LocalTraining(**values)
     except (TypeError, ValueError) as error:
         raise BadInput(f"the server's settings for training do not fit: {error}") from None
-
-
-def _parent(pid: int) -> int:
-    try:
-        with open(f"/proc/{pid}/stat", encoding="ascii", errors="replace") as file:
-            return int(file.read().rsplit(")", 1)[1].split()[1])
-    except (OSError, ValueError, IndexError):
-        return 0 if pid != os.getpid() else os.getppid()

@@ -1,7 +1,7 @@
 """The process in which a device works: has torch, the data and the model ready, and forks a child for every message.
 
 The child does the work under a hard limit and is gone afterwards, so this process never grows. It is killed at the
-deadline, and when the client app or the SuperNode is gone. Started by keeper.py as
+deadline, and when the client app or the SuperNode is gone. Started by work_socket.py as
 `python -m strata.fleet.device.work_process READY_FD SOCKET OWNER_PID`.
 """
 
@@ -19,9 +19,9 @@ from pathlib import Path
 
 import torch
 
-from strata.core.errors import BadInput
-from strata.core.parents import die_with_parent
-from strata.fleet.device.work import Bench, failure
+from strata.core.errors import BadInput, one_line
+from strata.core.processes import die_with_parent
+from strata.fleet.device.work import PreparedDevice, failure
 from strata.fleet.device.work_socket import LARGEST_NOTE, note_of, receive, send
 from strata.fleet.protocol import codec
 from strata.fleet.protocol.settings import DeviceSettings
@@ -60,7 +60,7 @@ def main() -> None:
     listener.listen(8)
     ready.send(b".")
     ready.close()
-    bench: Bench | None = None
+    prepared: PreparedDevice | None = None
     key: object = None
     with contextlib.ExitStack() as listening:
         listening.callback(listener.close)
@@ -73,22 +73,27 @@ def main() -> None:
                     continue
                 note = note_of(data)
                 wanted = (note["model"], DeviceSettings(**note["settings"]))
-                if bench is not None and wanted != key:
+                if prepared is not None and wanted != key:
                     listening.close()  # before the link: else the client app might come back to this process
                     return  # nothing was answered, so the client app starts another process
-                if bench is None:
+                if prepared is None:
                     try:
-                        bench, key = Bench.prepared(*wanted), wanted
+                        prepared, key = PreparedDevice.of(*wanted), wanted
                     except BadInput as error:
                         listening.close()
                         receive(link)
                         send(link, failure("refused", str(error)))
                         return
-                serve(bench, listener, link, note["deadline"], note["client"], owner)
+                serve(prepared, listener, link, note["deadline"], note["client"], owner)
 
 
 def serve(
-    bench: Bench, listener: socket.socket, link: socket.socket, deadline: float | None, client: int, owner: Owner
+    prepared: PreparedDevice,
+    listener: socket.socket,
+    link: socket.socket,
+    deadline: float | None,
+    client: int,
+    owner: Owner,
 ) -> None:
     """One message, in a child."""
     began = time.monotonic()
@@ -103,7 +108,7 @@ def serve(
             die_with_parent(parent)
             listener.close()
             os.close(read)
-            code = _work(bench, link, client)
+            code = _work(prepared, link, client)
         finally:
             os._exit(code)  # the parent's exit handlers are not ours to run
     os.close(write)
@@ -116,19 +121,19 @@ def serve(
             send(link, ended)
 
 
-def _work(bench: Bench, link: socket.socket, client: int) -> int:
+def _work(prepared: PreparedDevice, link: socket.socket, client: int) -> int:
     message = receive(link)
     if message is None:
         return 1
     try:
-        answer = bench.answer(codec.decode(message), client)
+        answer = prepared.answer(codec.decode(message), client)
     except codec.Malformed as error:
         answer = failure("refused", f"the server's message cannot be read: {error}")
     except BadInput as error:
         answer = failure("refused", str(error))
     except Exception as error:
         traceback.print_exc()
-        answer = failure("failed", f"{type(error).__name__}: {error}", traceback.format_exc())
+        answer = failure("failed", one_line(error, kind=True), traceback.format_exc())
     send(link, answer)
     return 0
 

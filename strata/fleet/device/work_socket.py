@@ -1,7 +1,7 @@
 """How the client app reaches the process that does a device's work: over a socket that only this user can open.
 
 Flower starts a client app per message. Loading torch, the data and the model for each would cost seconds and a lot of
-memory, so they live in one process (workshop.py) that forks a child per message. It is started here when it is not
+memory, so they live in one process (work_process.py) that forks a child per message. It is started here when it is not
 there, and ends with the SuperNode, when another model is asked for, or after a while without work.
 No torch in this file.
 """
@@ -9,7 +9,6 @@ No torch in this file.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import hashlib
 import json
 import os
@@ -24,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from strata.core.errors import BadInput
+from strata.core.files import locked
 from strata.fleet.protocol.settings import DeviceSettings
 
 LENGTH = 8
@@ -31,7 +31,7 @@ LARGEST_NOTE = 1 << 20
 START_SECONDS = 600.0  # torch, the data and the model; slow on a small device
 
 
-class KeeperFailed(Exception):
+class WorkProcessFailed(Exception):
     """The device's working process cannot be reached or does not start."""
 
 
@@ -51,7 +51,7 @@ def ask(settings: DeviceSettings, model: str, message: bytes, deadline: float | 
                 answer = None
         if answer is not None and answer != b"":
             return answer
-    raise KeeperFailed(f"this device's working process ended without an answer: see {log_file(settings)}")
+    raise WorkProcessFailed(f"this device's working process ended without an answer: see {log_file(settings)}")
 
 
 @contextlib.contextmanager
@@ -59,8 +59,7 @@ def connection(settings: DeviceSettings, owner: int) -> Iterator[socket.socket]:
     path = socket_path(settings)
     folder = settings.folder
     folder.mkdir(parents=True, exist_ok=True)
-    with open(folder / "keeper.lock", "w") as lock:  # two client apps must not start two processes
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    with locked(folder / "work_process.lock"):  # two client apps must not start two processes
         link = _connect(path) or _start(settings, path, owner)
     with link:
         yield link
@@ -90,9 +89,14 @@ def _start(settings: DeviceSettings, path: Path, owner: int) -> socket.socket:
             str(owner),
         ]
         child = subprocess.Popen(
-            command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, stdout=log, stderr=log,
-            env=child_environment(), start_new_session=True,
-        )  # fmt: skip
+            command,
+            pass_fds=[theirs.fileno()],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            env=child_environment(),
+            start_new_session=True,
+        )
         theirs.close()
         ours.settimeout(START_SECONDS)
         try:
@@ -103,7 +107,7 @@ def _start(settings: DeviceSettings, path: Path, owner: int) -> socket.socket:
     if link is None:
         child.kill()
         child.wait()
-        raise KeeperFailed(f"this device's working process does not start: see {log_file(settings)}")
+        raise WorkProcessFailed(f"this device's working process does not start: see {log_file(settings)}")
     return link
 
 

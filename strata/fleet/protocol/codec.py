@@ -37,7 +37,7 @@ class Malformed(Exception):
 
 
 @dataclass(frozen=True)
-class Entry:
+class TensorEntry:
     name: str
     dtype: str
     shape: tuple[int, ...]
@@ -52,7 +52,7 @@ class Packet:
     """A message that was read: what it says, and its tensors still as bytes."""
 
     meta: dict[str, Any]
-    entries: tuple[Entry, ...]
+    entries: tuple[TensorEntry, ...]
     body: bytes
 
     def tensors(self) -> dict[str, Tensor]:
@@ -121,7 +121,7 @@ def decode(data: bytes, largest_header: int = LARGEST_HEADER) -> Packet:
     return Packet(header["meta"], entries, body)
 
 
-def _entries(values: Any) -> tuple[Entry, ...]:
+def _entries(values: Any) -> tuple[TensorEntry, ...]:
     if not isinstance(values, list) or len(values) > MOST_TENSORS:
         raise Malformed("the list of tensors is not one")
     entries = []
@@ -139,7 +139,7 @@ def _entries(values: Any) -> tuple[Entry, ...]:
             raise Malformed("a tensor has no proper shape")
         if math.prod(max(1, size) for size in shape) >= MOST_VALUES:
             raise Malformed("a tensor has no proper shape")
-        entries.append(Entry(name, dtype, tuple(shape)))
+        entries.append(TensorEntry(name, dtype, tuple(shape)))
     if len({entry.name for entry in entries}) != len(entries):
         raise Malformed("a tensor is there twice")
     return tuple(entries)

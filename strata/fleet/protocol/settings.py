@@ -99,7 +99,7 @@ class Terms:
 class RunSettings:
     """`strata fleet run`. Rounds, devices per round, quorum, norm bound and the like are the request's own."""
 
-    request: Mapping[str, Any]  # strata.runs.request.Request as JSON; without budgets the devices' own count
+    request: Mapping[str, Any]  # strata.runs.config.RunConfig as JSON; without budgets the devices' own count
     out: str  # the run's folder: an absolute path on the server
     resume: bool = False
     minimum: int | None = None  # this and the next three: None where not given, see `terms`

@@ -17,14 +17,14 @@ LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
 
 @dataclass(frozen=True)
-class Signed:
+class CertificateAndKey:
     """A certificate and its private key, both PEM."""
 
     certificate: bytes
     key: bytes
 
 
-def make_authority() -> Signed:
+def make_authority() -> CertificateAndKey:
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "Strata fleet")])
     builder = (
@@ -33,10 +33,10 @@ def make_authority() -> Signed:
         .add_extension(_usage(signs_certificates=True), critical=True)
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
     )
-    return Signed(_pem(builder.sign(key, hashes.SHA256())), _private(key))
+    return CertificateAndKey(_pem(builder.sign(key, hashes.SHA256())), _private(key))
 
 
-def make_server(authority: Signed, hosts: tuple[str, ...]) -> Signed:
+def make_server(authority: CertificateAndKey, hosts: tuple[str, ...]) -> CertificateAndKey:
     """For these names and addresses, and for this machine under its own ones."""
     issuer = x509.load_pem_x509_certificate(authority.certificate)
     issuer_key = serialization.load_pem_private_key(authority.key, None)
@@ -51,11 +51,9 @@ def make_server(authority: Signed, hosts: tuple[str, ...]) -> Signed:
         .add_extension(_usage(signs_certificates=False), critical=True)
         .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
-        .add_extension(
-            x509.AuthorityKeyIdentifier.from_issuer_public_key(issuer_key.public_key()), critical=False
-        )
-    )  # fmt: skip
-    return Signed(_pem(builder.sign(issuer_key, hashes.SHA256())), _private(key))
+        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(issuer_key.public_key()), critical=False)
+    )
+    return CertificateAndKey(_pem(builder.sign(issuer_key, hashes.SHA256())), _private(key))
 
 
 def make_device() -> tuple[bytes, bytes]:
@@ -95,10 +93,16 @@ def _builder(
 
 def _usage(signs_certificates: bool) -> x509.KeyUsage:
     return x509.KeyUsage(
-        digital_signature=not signs_certificates, key_cert_sign=signs_certificates, crl_sign=signs_certificates,
-        content_commitment=False, key_encipherment=False, data_encipherment=False, key_agreement=False,
-        encipher_only=False, decipher_only=False,
-    )  # fmt: skip
+        digital_signature=not signs_certificates,
+        key_cert_sign=signs_certificates,
+        crl_sign=signs_certificates,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        encipher_only=False,
+        decipher_only=False,
+    )
 
 
 def _name(host: str) -> x509.GeneralName:

@@ -31,7 +31,7 @@ Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 Application = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 
-class Guard:
+class ConnectionGuard:
     """ASGI middleware. `token` None: no operator's token is asked for (a plain-text server on loopback)."""
 
     def __init__(self, app: Application, token: str | None) -> None:
@@ -102,9 +102,10 @@ def _with(body: bytes, receive: Receive) -> Receive:
 async def _refuse(send: Send, status: int, detail: str) -> None:
     body = json.dumps({"detail": detail}).encode()
     headers = [
-        (b"content-type", b"application/json"), (b"content-length", str(len(body)).encode()),
+        (b"content-type", b"application/json"),
+        (b"content-length", str(len(body)).encode()),
         (b"connection", b"close"),  # what is left of the request is not read
-    ]  # fmt: skip
+    ]
     await send({"type": "http.response.start", "status": status, "headers": headers})
     await send({"type": "http.response.body", "body": body})
 

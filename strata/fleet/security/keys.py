@@ -20,12 +20,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from strata.core.errors import BadInput
+from strata.core.files import write_new
 from strata.core.paths import writing_to
 from strata.fleet.environment import require_flower
 from strata.fleet.protocol.settings import NAME
 
 if TYPE_CHECKING:
-    from strata.fleet.security.certificates import Signed
+    from strata.fleet.security.certificates import CertificateAndKey
 
 HOST = re.compile(r"(?=.{1,253}$)[A-Za-z0-9_]([A-Za-z0-9_-]*[A-Za-z0-9])?(\.[A-Za-z0-9_]([A-Za-z0-9_-]*[A-Za-z0-9])?)*")
 
@@ -115,7 +116,7 @@ def need_file(path: Path, remedy: str) -> None:
 
 
 @dataclass(frozen=True)
-class Made:
+class NewKeys:
     """What a call of make_keys wrote."""
 
     folder: KeyFolder
@@ -124,7 +125,7 @@ class Made:
     devices: tuple[str, ...]
 
 
-def make_keys(path: Path, hosts: Sequence[str], devices: Sequence[str], renew: bool = False) -> Made:
+def make_keys(path: Path, hosts: Sequence[str], devices: Sequence[str], renew: bool = False) -> NewKeys:
     """A new key folder, or further devices (or, with `renew`, a new server certificate) in one that is there."""
     require_flower()
     for host in hosts:
@@ -139,7 +140,7 @@ def make_keys(path: Path, hosts: Sequence[str], devices: Sequence[str], renew: b
             _make_certificate(folder, _authority(folder), hosts)
         for name in names:
             _make_device(folder, name)
-    return Made(folder, not exists, renew or not exists, tuple(names))
+    return NewKeys(folder, not exists, renew or not exists, tuple(names))
 
 
 def _check(folder: KeyFolder, exists: bool, hosts: Sequence[str], devices: Sequence[str], renew: bool) -> list[str]:
@@ -170,26 +171,26 @@ def _make_fleet(folder: KeyFolder, hosts: Sequence[str]) -> None:
 
     folder.path.mkdir(parents=True, exist_ok=True, mode=0o700)
     authority = make_authority()
-    _write(folder.authority_key, authority.key, 0o600)
-    _write(folder.token, secrets.token_urlsafe(32).encode() + b"\n", 0o600)
+    write_new(folder.authority_key, authority.key)
+    write_new(folder.token, secrets.token_urlsafe(32).encode() + b"\n")
     folder.registered.mkdir()
     (folder.path / "devices").mkdir(mode=0o700)
     _make_certificate(folder, authority, hosts)
     _replace(folder.authority, authority.certificate, 0o644)  # last: it says that the folder is whole
 
 
-def _make_certificate(folder: KeyFolder, authority: Signed, hosts: Sequence[str]) -> None:
+def _make_certificate(folder: KeyFolder, authority: CertificateAndKey, hosts: Sequence[str]) -> None:
     from strata.fleet.security.certificates import make_server
 
     signed = make_server(authority, tuple(hosts) or _hosts_now(folder))
-    _replace(folder.key, signed.key, 0o600)
+    _replace(folder.key, signed.key)
     _replace(folder.certificate, signed.certificate, 0o644)
 
 
-def _authority(folder: KeyFolder) -> Signed:
-    from strata.fleet.security.certificates import Signed
+def _authority(folder: KeyFolder) -> CertificateAndKey:
+    from strata.fleet.security.certificates import CertificateAndKey
 
-    return Signed(folder.authority.read_bytes(), folder.authority_key.read_bytes())
+    return CertificateAndKey(folder.authority.read_bytes(), folder.authority_key.read_bytes())
 
 
 def _hosts_now(folder: KeyFolder) -> tuple[str, ...]:
@@ -209,9 +210,7 @@ def _new_names(folder: KeyFolder, devices: Sequence[str]) -> list[str]:
         return [next(free) for _ in range(count)]
     for name in devices:
         if not NAME.fullmatch(name):
-            raise BadInput(
-                f"a device's name is 1 to 64 letters, digits, dots, dashes or underscores, not {name!r}"
-            )  # fmt: skip
+            raise BadInput(f"a device's name is 1 to 64 letters, digits, dots, dashes or underscores, not {name!r}")
         if name in taken:
             raise BadInput(
                 f"device {name} has keys already: choose another name, or remove "
@@ -230,24 +229,17 @@ def _make_device(folder: KeyFolder, name: str) -> None:
     making = keys.path.with_name(f".{name}.new")
     shutil.rmtree(making, ignore_errors=True)
     making.mkdir(mode=0o700, parents=True)
-    _write(making / "device.key", private, 0o600)
-    _write(making / "ca.pem", folder.authority.read_bytes(), 0o644)
+    write_new(making / "device.key", private)
+    write_new(making / "ca.pem", folder.authority.read_bytes(), 0o644)
     making.rename(keys.path)  # whole or not at all
-    _write(folder.registered / f"{name}.pub", public, 0o644)
+    write_new(folder.registered / f"{name}.pub", public, 0o644)
 
 
-def _write(path: Path, content: bytes, mode: int) -> None:
-    """Never over a file that is there, and never readable by others for a moment."""
-    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
-        os.fchmod(file.fileno(), mode)  # whatever the umask says
-        file.write(content)
-
-
-def _replace(path: Path, content: bytes, mode: int) -> None:
+def _replace(path: Path, content: bytes, mode: int = 0o600) -> None:
     """Whole or not at all, and over what is there."""
     new = path.with_name(path.name + ".new")
     new.unlink(missing_ok=True)
-    _write(new, content, mode)
+    write_new(new, content, mode)
     new.replace(path)
 
 

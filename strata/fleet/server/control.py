@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from strata.core.errors import BadInput
+from strata.core.errors import BadInput, one_line
 from strata.fleet.environment import be_quiet, require_flower
 from strata.fleet.security.addresses import Address, need_loopback, need_server
 from strata.fleet.security.keys import KeyFolder, need_file
@@ -91,5 +91,4 @@ def connect(access: Access) -> Iterator[Any]:
 def _sentence(error: Any, access: Access) -> str:
     if error.response.status_code == 401:
         return f"the server at {access.address} refused this operator.token: use the one of its own key folder"
-    text = " ".join(error.response.text.split())
-    return f"the server at {access.address} answered {error.response.status_code}: {text[:300]}"
+    return f"the server at {access.address} answered {error.response.status_code}: {one_line(error.response.text, 300)}"

@@ -1,7 +1,7 @@
 """FlowerEngine: jobs out to real devices, outcomes back as they arrive. It decides nothing about the model.
 
 Training goes to the device of each job. Evaluation stays on the server where it has data; otherwise every device
-evaluates on what it holds out (surveying.py).
+evaluates on what it holds out (evaluation.py).
 """
 
 from __future__ import annotations
@@ -15,25 +15,27 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
+from strata.core.errors import BadInput
 from strata.engines.base import Engine, Outcome
 from strata.federation.jobs import TrainJob
 from strata.fleet.device.work import PLAIN
 from strata.fleet.protocol import codec
-from strata.fleet.server.evaluation import Survey
+from strata.fleet.server.evaluation import DeviceEvaluation
 from strata.fleet.server.levels import Assignment
-from strata.fleet.server.members import Device, Roster, digests
-from strata.fleet.server.messages import Answer, Post, plain
+from strata.fleet.server.members import ConnectedDevices, Device, digests
+from strata.fleet.server.messages import Answer, Messenger, plain
 from strata.training import LocalTraining, Update
 
 if TYPE_CHECKING:
     from strata.graph import ChannelGraph, Cut
+    from strata.methods.base import Phase
 
 Say = Callable[[str], None]
 MOST_DETAIL = 4000  # characters of a device's traceback
 
 
 @dataclass
-class Asked:
+class SentTask:
     """A job that is with its device."""
 
     index: int
@@ -53,8 +55,8 @@ class FlowerEngine:
 
     def __init__(
         self,
-        post: Post,
-        roster: Roster,
+        messenger: Messenger,
+        connected: ConnectedDevices,
         names: Sequence[str],
         assignment: Assignment,
         training: LocalTraining,
@@ -70,13 +72,13 @@ class FlowerEngine:
         moving: bool = True,
         robust: bool = False,
     ) -> None:
-        self.post, self.roster, self.names, self._assignment = post, roster, list(names), assignment
+        self.messenger, self.connected, self.names, self._assignment = messenger, connected, list(names), assignment
         self.training = {name: _plain(getattr(training, name)) for name in PLAIN}
         self.model, self._home, self._deadline, self._wait = model, home, deadline, wait
         self._needed, self._moving = needed, moving
         self._gone: dict[str, float] = {}  # since when a device has not been connected
         self.say, self._save, self._is_saved = say, save, False
-        self._survey = Survey(self, graph, robust)
+        self._evaluation = DeviceEvaluation(self, graph, robust, training.objective)
         self._frozen: dict[str, tuple[Any, dict[str, str]]] = {}  # cut -> the state it was taken from, digests
 
     def run(self, jobs: Sequence[Any], state: Mapping[str, Tensor]) -> Iterator[Outcome]:
@@ -87,7 +89,7 @@ class FlowerEngine:
             if self._home is not None:
                 yield from self._home.run(jobs, state)
             else:
-                yield from self._survey.run(jobs, state)
+                yield from self._evaluation.run(jobs, state)
             return
         yield from self._train(jobs, state)
 
@@ -102,9 +104,9 @@ class FlowerEngine:
             return
         able = [job.task.device for job in jobs if self._assignment.level(job.task.device) >= 0]
         self.await_devices([self.names[number] for number in able], self._needed)
-        asked: dict[str, Asked] = {}  # by message
+        asked: dict[str, SentTask] = {}  # by message
         for index, job in enumerate(jobs):
-            problem = self._send(asked, Asked(index, job, self.names[job.task.device], "", self.until()), state)
+            problem = self._send(asked, SentTask(index, job, self.names[job.task.device], "", self.until()), state)
             if problem is not None:
                 yield Outcome(index, None, problem, sent=False)
         while asked:
@@ -115,47 +117,55 @@ class FlowerEngine:
                     if outcome is not None:
                         yield outcome
             for id, mine in list(asked.items()):
-                gone = id not in self.post.open
+                gone = id not in self.messenger.open
                 if gone or time.monotonic() >= mine.until:
                     del asked[id]
                     reason = "disconnected" if gone else f"no answer within {self._deadline:g} s"
                     yield Outcome(mine.index, None, reason)
             if asked:
-                self.post.pause()
+                self.messenger.pause()
 
-    def _send(self, asked: dict[str, Asked], mine: Asked, state: Mapping[str, Tensor]) -> str | None:
+    def _send(self, asked: dict[str, SentTask], mine: SentTask, state: Mapping[str, Tensor]) -> str | None:
         """None, or why this device cannot be asked."""
         task = mine.job.task
-        device = self.roster.devices.get(mine.name)
+        device = self.connected.devices.get(mine.name)
         if device is None:
             return "not connected"
         if self._assignment.level(task.device) < 0:
             return "has too little memory for any level"
-        busy = self.post.busy(device.node)
+        busy = self.messenger.busy(device.node)
         if busy is not None:
             return f"still busy with round {busy.round}"
+        phase = _only_phase(mine.job)
         frozen = self._digests(task.cut, state)
         held = frozenset() if mine.again else device.holds
         mine.token = secrets.token_hex(16)
         left = None if self._deadline is None else max(0.001, mine.until - time.monotonic())
         data = codec.encode(
             {
-                "what": "train", "model": self.model, "token": mine.token, "round": task.round,
-                "device": task.device, "lr": mine.job.lr, "seed": mine.job.seed, "training": self.training,
-                "cut": task.cut.to_json(), "levels": [cut.to_json() for cut in task.levels], "frozen": frozen,
+                "what": "train",
+                "model": self.model,
+                "token": mine.token,
+                "round": task.round,
+                "device": task.device,
+                "lr": mine.job.lr,
+                "seed": mine.job.seed,
+                "training": self.training,
+                "cut": task.cut.to_json(),
+                "levels": [cut.to_json() for cut in phase.levels],
+                "frozen": frozen,
                 "deadline": left,
             },
-            {name: task.cut.extract_one(name, state[name]) for name in task.cut.shapes
-             if frozen.get(name) not in held},
-        )  # fmt: skip
-        id = self.post.send(device.node, "train", data, task.round, left)
+            {name: task.cut.extract_one(name, state[name]) for name in task.cut.shapes if frozen.get(name) not in held},
+        )
+        id = self.messenger.send(device.node, "train", data, task.round, left)
         if id is None:
             return "the server could not send its task"
         asked[id] = mine
         return None
 
     def _judge(
-        self, asked: dict[str, Asked], mine: Asked, answer: Answer, state: Mapping[str, Tensor]
+        self, asked: dict[str, SentTask], mine: SentTask, answer: Answer, state: Mapping[str, Tensor]
     ) -> Outcome | None:
         """The job's outcome; None where the device is asked once more."""
         try:
@@ -170,7 +180,7 @@ class FlowerEngine:
             return None if problem is None else Outcome(mine.index, None, problem)
         return outcome
 
-    def _move_down(self, mine: Asked) -> str:
+    def _move_down(self, mine: SentTask) -> str:
         """The device could not hold its level; what is said about it."""
         if not self._moving:
             said = "it keeps its level, and contributes nothing"
@@ -190,38 +200,39 @@ class FlowerEngine:
             self._frozen = {key: value for key, value in self._frozen.items() if value[0] is state}
             made = {
                 name: codec.content_digest(cut.extract_one(name, state[name]))
-                for name in cut.shapes if name in cut.frozen
-            }  # fmt: skip
+                for name in cut.shapes
+                if name in cut.frozen
+            }
             self._frozen[cut.hash] = known = (state, made)
         return known[1]
 
-    # --- what training and surveying share ---------------------------------------------------------------------
+    # --- what training and evaluation share ---------------------------------------------------------------------
 
     def until(self) -> float:
         return math.inf if self._deadline is None else time.monotonic() + self._deadline
 
     def hear(self) -> Iterator[Answer]:
         """New answers, other than to greetings; keeps in mind what devices say they hold."""
-        self.roster.refresh()
-        for answer in self.post.answers():
+        self.connected.refresh()
+        for answer in self.messenger.answers():
             if answer.sent.what == "hello":
-                self.roster.take(answer)
+                self.connected.take(answer)
                 continue
             self._note_holdings(answer)
             yield answer
-        now, here = time.monotonic(), self.roster.devices
+        now, here = time.monotonic(), self.connected.devices
         self._gone = {name: self._gone.get(name, now) for name in self.names if name not in here}
 
     def _note_holdings(self, answer: Answer) -> None:
         if answer.packet is None or "holds" not in answer.packet.meta:
             return
-        for name, device in self.roster.devices.items():
+        for name, device in self.connected.devices.items():
             if device.node == answer.sent.node:
                 try:
                     held = digests(answer.packet.meta["holds"])
                 except codec.Malformed:
                     held = frozenset()
-                self.roster.devices[name] = replace(device, holds=held)
+                self.connected.devices[name] = replace(device, holds=held)
                 return
 
     def await_devices(self, wanted: Sequence[str], needed: int) -> None:
@@ -235,24 +246,24 @@ class FlowerEngine:
             expected = [name for name in wanted if name not in free and self._is_expected(name)]
             if len(free) >= needed or len(free) + len(expected) < needed:
                 return
-            self.post.pause()
+            self.messenger.pause()
 
     def _is_expected(self, name: str) -> bool:
         """It is away, or at earlier work, but has not been so for long."""
-        device = self.roster.devices.get(name)
-        busy = None if device is None else self.post.busy(device.node)
+        device = self.connected.devices.get(name)
+        busy = None if device is None else self.messenger.busy(device.node)
         since = busy.at if busy is not None else self._gone.get(name, -math.inf)
         return time.monotonic() < since + self._wait
 
     def is_free(self, name: str) -> bool:
-        device = self.roster.devices.get(name)
-        return device is not None and self.post.busy(device.node) is None
+        device = self.connected.devices.get(name)
+        return device is not None and self.messenger.busy(device.node) is None
 
     def free_devices(self) -> list[tuple[int, Device]]:
-        return [(number, self.roster.devices[name]) for number, name in enumerate(self.names) if self.is_free(name)]
+        return [(number, self.connected.devices[name]) for number, name in enumerate(self.names) if self.is_free(name)]
 
 
-def _read(mine: Asked, answer: Answer, state: Mapping[str, Tensor]) -> tuple[Outcome, str]:
+def _read(mine: SentTask, answer: Answer, state: Mapping[str, Tensor]) -> tuple[Outcome, str]:
     """What the answer is, and what it asks for: to move the device down, to send all layers, or nothing."""
     index, task = mine.index, mine.job.task
     if answer.packet is None:
@@ -279,9 +290,14 @@ def update_of(meta: Mapping[str, Any], tensors: dict[str, Tensor]) -> Update:
     said: Any = meta.get
     loss = said("loss")
     return Update(
-        round=said("round"), device=said("device"), tensors=tensors, samples=said("samples"),
-        loss=math.nan if loss is None else loss, peak_bytes=said("peak_bytes"), cut_hash=said("cut"),
-    )  # fmt: skip
+        round=said("round"),
+        device=said("device"),
+        tensors=tensors,
+        samples=said("samples"),
+        loss=math.nan if loss is None else loss,
+        peak_bytes=said("peak_bytes"),
+        cut_hash=said("cut"),
+    )
 
 
 def _lines(detail: object) -> str:
@@ -291,3 +307,15 @@ def _lines(detail: object) -> str:
 
 def _plain(value: Any) -> Any:
     return list(value) if isinstance(value, tuple) else value
+
+
+def _only_phase(job: TrainJob) -> Phase:
+    """Devices know cuts and levels; what is the method's own code stays here."""
+    phase, *more = job.task.phases
+    if job.keeping is not None:
+        raise BadInput("real devices keep nothing of a method between rounds: simulate this method instead")
+    if more or phase.execution is not None or phase.objective is not None:
+        raise BadInput(
+            "real devices train one phase a round, with the run's own settings and loss: simulate this method instead"
+        )
+    return phase

@@ -1,4 +1,4 @@
-"""Evaluation where the server has no data: every device on what it holds out, the counts summed at the server.
+"""Evaluation where the server has no data: every device on what it holds out, what they found summed at the server.
 
 First the devices measure batch norm's statistics of the model on some of their training images, and the server pools
 them; then all evaluate with the same statistics, which are also those of the final model.
@@ -10,18 +10,20 @@ import math
 import secrets
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
+from strata.data.objectives import Classification, Objective
 from strata.engines.base import EngineFailed, Outcome
 from strata.federation.checking import is_count
 from strata.federation.jobs import EvaluateJob, FinishJob
+from strata.fleet.pooled_statistics import pooled
 from strata.fleet.protocol import codec
 from strata.fleet.server.messages import plain
-from strata.fleet.server.pooled_statistics import pooled
-from strata.training.evaluation import Unit
+from strata.training.evaluation import EvaluatedBatch
 from strata.training.statistics import CALIBRATION_IMAGES
 
 if TYPE_CHECKING:
@@ -32,11 +34,14 @@ if TYPE_CHECKING:
 Read = Callable[[codec.Packet, "Device"], Any]
 
 
-class Survey:
+class DeviceEvaluation:
     """`robust`: no single device may set batch norm's statistics."""
 
-    def __init__(self, engine: FlowerEngine, graph: ChannelGraph, robust: bool = False) -> None:
+    def __init__(
+        self, engine: FlowerEngine, graph: ChannelGraph, robust: bool = False, objective: Objective | None = None
+    ) -> None:
         self._engine, self._graph, self._robust = engine, graph, robust
+        self._objective = objective or Classification()
         self._measured: tuple[Mapping[str, Tensor], str, dict[str, Tensor]] | None = None
 
     def run(self, jobs: Sequence[EvaluateJob | FinishJob], state: Mapping[str, Tensor]) -> Iterator[Outcome]:
@@ -54,12 +59,12 @@ class Survey:
                 "evaluate",
                 {"cut": job.cut.to_json(), "bn": job.bn},
                 tensors,
-                self._counts,
+                self._sums,
                 lambda device: device.held > 0,
             )
             if not found:
                 raise EngineFailed("no device could evaluate the model: resume the run when devices are there")
-            yield Outcome(index, [Unit(number, *counts) for number, counts in sorted(found.items())])
+            yield Outcome(index, [replace(one, number=number) for number, one in sorted(found.items())])
 
     def _statistics(
         self, cut: Cut, tensors: Mapping[str, Tensor], state: Mapping[str, Tensor], seed: int
@@ -97,25 +102,29 @@ class Survey:
                 raise codec.Malformed(f"sent {name} with negative variances")
         return min(images, CALIBRATION_IMAGES, device.samples), made
 
-    def _counts(self, packet: codec.Packet, device: Device) -> tuple[float, tuple[int, ...], tuple[int, ...]]:
-        meta, classes = packet.meta, self._graph.classes
-        correct, counts, loss = meta.get("correct"), meta.get("counts"), meta.get("loss_sum")
-        for values in (correct, counts):
-            if not isinstance(values, list) or len(values) != classes:
-                raise codec.Malformed("sent no counts per class")
-            if not all(map(is_count, values)):
-                raise codec.Malformed("sent counts that are none")
-        assert isinstance(correct, list) and isinstance(counts, list)
-        if sum(counts) != device.held or any(a > b for a, b in zip(correct, counts, strict=True)):
-            raise codec.Malformed("sent counts that do not fit what it holds out")
+    def _sums(self, packet: codec.Packet, device: Device) -> EvaluatedBatch:
+        sums, loss = packet.meta.get("sums"), packet.meta.get("loss_sum")
+        if not isinstance(sums, dict) or not all(isinstance(values, list) for values in sums.values()):
+            raise codec.Malformed("sent no sums")
+        if not all(is_count(value) or type(value) is float for values in sums.values() for value in values):
+            raise codec.Malformed("sent counts that are none")
+        found = {str(name): tuple(values) for name, values in sums.items()}
+        try:
+            self._objective.check_sums(found, device.held, (self._graph.classes,))
+        except ValueError as error:
+            raise codec.Malformed(f"sent {error}") from None
         if loss is not None and not (is_count(loss) or isinstance(loss, float)):
             raise codec.Malformed("sent no loss")
-        return (math.nan if loss is None else float(loss)), tuple(correct), tuple(counts)
+        return EvaluatedBatch(0, device.held, math.nan if loss is None else float(loss), found)
 
     def _ask(
-        self, what: str, meta: Mapping[str, Any], tensors: Mapping[str, Tensor], read: Read,
+        self,
+        what: str,
+        meta: Mapping[str, Any],
+        tensors: Mapping[str, Tensor],
+        read: Read,
         who: Callable[[Device], bool] = lambda device: True,
-    ) -> dict[int, Any]:  # fmt: skip
+    ) -> dict[int, Any]:
         """What each device that is free answers, by number; who cannot or does not is left out, and named."""
         engine = self._engine
         engine.await_devices(engine.names, 1)
@@ -127,7 +136,7 @@ class Survey:
             token = secrets.token_hex(16)
             left = None if until == math.inf else max(0.001, until - time.monotonic())
             said = {"what": what, "model": engine.model, "token": token, "training": engine.training, "deadline": left}
-            id = engine.post.send(device.node, what, codec.encode({**said, **meta}, tensors), 0, left)
+            id = engine.messenger.send(device.node, what, codec.encode({**said, **meta}, tensors), 0, left)
             if id is not None:
                 asked[id] = (number, device, token)
         found: dict[int, Any] = {}
@@ -147,9 +156,9 @@ class Survey:
                 except Exception as error:  # what one device writes never ends the run
                     reason = str(error) if isinstance(error, codec.Malformed) else repr(error)
                     engine.say(f"{device.name} takes no part in this evaluation: {plain(reason)}")
-            asked = {id: one for id, one in asked.items() if id in engine.post.open}
+            asked = {id: one for id, one in asked.items() if id in engine.messenger.open}
             if asked:
-                engine.post.pause()
+                engine.messenger.pause()
         for _, device, _ in asked.values():
             engine.say(f"{device.name} takes no part in this evaluation: no answer in time")
         return found

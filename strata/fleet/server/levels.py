@@ -7,10 +7,12 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from strata.core.errors import BadInput
-from strata.execution import memory, state_bytes
+from strata.execution import memory
 from strata.methods.base import Levels
 
 if TYPE_CHECKING:
+    from strata.execution import Execution
+    from strata.graph import Cut
     from strata.methods import Method
     from strata.methods.slt import SLT
 
@@ -29,24 +31,13 @@ def level_for(budget: int, levels: Sequence[int]) -> int | None:
     return fitting[-1] if fitting else None
 
 
-def most_bytes(method: Method, batch: int, micro_batch: int | None = None, proximal: bool = False) -> list[int]:
-    """What a device of each level takes at the most, by `peak`. For SLT that is more than the prefix model after which
-    its constraint is named: planned by the paper's accounting, it may use what that does not count. A device of FjORD
-    keeps the smaller levels beside its own, as methods/choice counts them."""
-    graph, plan = method.graph, getattr(method, "plan", None)
-    if plan is not None:
-        levels = range(len(plan.levels)) if plan.levels else [None]
-        trained = [[plan.cut(step, level) for step in range(len(plan.steps))] for level in levels]
-    else:
-        assert isinstance(method, Levels)
-        trained = [[graph.prefix(scale)] for scale in method.constraints]
-    sizes = []
-    inner = 0
-    for cuts in trained:
-        costs = [memory(graph, cut, batch, micro_batch=micro_batch, proximal=proximal).total for cut in cuts]
-        sizes.append(max(costs) + inner)
-        inner += state_bytes(graph, cuts[0]) if method.name == "fjord" else 0
-    return sizes
+def most_bytes(method: Method, execution: Execution) -> list[int]:
+    """What a device of each level takes at the most, by `peak`."""
+
+    def count(cut: Cut) -> int:
+        return memory(method.graph, cut, execution).total
+
+    return method.most_bytes(count)
 
 
 @dataclass

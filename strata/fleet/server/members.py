@@ -14,7 +14,7 @@ from strata.data import AUGMENTATIONS
 from strata.federation.checking import is_count
 from strata.fleet.protocol import codec
 from strata.fleet.protocol.settings import NAME
-from strata.fleet.server.messages import Answer, Post, names, plain
+from strata.fleet.server.messages import Answer, Messenger, names, plain
 
 Say = Callable[[str], None]
 
@@ -24,7 +24,7 @@ LONGEST = 500  # characters of what is said about a device
 
 
 @dataclass(frozen=True)
-class Kind:
+class DataKind:
     """What devices must have in common to train one network on data that the server has never seen."""
 
     classes: int
@@ -60,14 +60,18 @@ class Device:
         """Malformed where it makes no sense."""
         try:
             device = cls(
-                name=meta["name"], node=node, **{key: _count(meta[key]) for key in
-                ("budget", "baseline", "samples", "held", "classes")},
+                name=meta["name"],
+                node=node,
+                **{key: _count(meta[key]) for key in ("budget", "baseline", "samples", "held", "classes")},
                 input=tuple(map(_count, meta["input"])),
-                mean=tuple(map(_number, meta["mean"])), std=tuple(map(_number, meta["std"])),
-                augmentation=plain(meta["augmentation"], 64), structure=plain(meta["structure"], 64),
+                mean=tuple(map(_number, meta["mean"])),
+                std=tuple(map(_number, meta["std"])),
+                augmentation=plain(meta["augmentation"], 64),
+                structure=plain(meta["structure"], 64),
                 versions={plain(k, 32): plain(v, 64) for k, v in meta["versions"].items()},
-                labels=plain(meta["labels"], 64), holds=digests(meta["holds"]),
-            )  # fmt: skip
+                labels=plain(meta["labels"], 64),
+                holds=digests(meta["holds"]),
+            )
         except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
             raise codec.Malformed(plain(f"it does not say what it has ({type(error).__name__}: {error})")) from None
         if not isinstance(device.name, str) or not NAME.fullmatch(device.name):
@@ -84,8 +88,8 @@ class Device:
         return device
 
     @property
-    def kind(self) -> Kind:
-        return Kind(self.classes, self.input, self.augmentation)
+    def kind(self) -> DataKind:
+        return DataKind(self.classes, self.input, self.augmentation)
 
 
 def in_order(devices: Iterable[Device]) -> list[Device]:
@@ -116,25 +120,25 @@ def _number(value: Any) -> float:
     return number
 
 
-class Roster:
+class ConnectedDevices:
     """Asks every node that connects what it has, once; admits it under its name."""
 
-    def __init__(self, post: Post, model: str, say: Say) -> None:
-        self._post, self._model, self._say = post, model, say
+    def __init__(self, messenger: Messenger, model: str, say: Say) -> None:
+        self._messenger, self._model, self._say = messenger, model, say
         self.devices: dict[str, Device] = {}
         self._known: dict[int, str] = {}  # node -> name, or why it is not used
         self._waiting: dict[str, Device] = {}  # came under a name that another node still has: perhaps a restart
         self.structure: str | None = None  # the model's, once it is known
         self.labels = ""  # digest of the class names, once they are known
-        self.kind: Kind | None = None  # of the data, once it is known; None where the server has data of its own
+        self.kind: DataKind | None = None  # of the data, once it is known; None where the server has data of its own
         self.allowed: Collection[str] | None = None  # names, once the fleet is fixed
 
     def refresh(self) -> None:
         """Greets newcomers and forgets who left. `take` hears their answers."""
-        nodes = self._post.nodes()
+        nodes = self._messenger.nodes()
         for node in [node for node in self._known if node not in nodes]:
             del self._known[node]
-            self._post.forget(node)
+            self._messenger.forget(node)
         for name, device in list(self.devices.items()):
             if device.node not in nodes:
                 del self.devices[name]
@@ -145,7 +149,7 @@ class Roster:
                 if device.node in nodes:
                     self._admit(device)
         for node in sorted(nodes - set(self._known)):
-            if self._post.send(node, "hello", codec.encode({"what": "hello", "model": self._model})) is not None:
+            if self._messenger.send(node, "hello", codec.encode({"what": "hello", "model": self._model})) is not None:
                 self._known[node] = ""
 
     def take(self, answer: Answer) -> None:
@@ -213,12 +217,12 @@ class Roster:
         """Until `minimum` devices (of those `wanted`, if given) have said what they have, and nobody still speaks."""
         until = time.monotonic() + wait
         while True:
-            self._post.nodes(now=True)
+            self._messenger.nodes(now=True)
             self.refresh()
-            for answer in self._post.answers():
+            for answer in self._messenger.answers():
                 self.take(answer)
             there = [name for name in self.devices if wanted is None or name in wanted]
-            if len(there) >= minimum and not self._post.open:
+            if len(there) >= minimum and not self._messenger.open:
                 return
             if time.monotonic() >= until:
                 if len(there) >= minimum:
@@ -227,7 +231,7 @@ class Roster:
                     f"{len(there)} of {minimum} devices were there after {wait:g} s ({names(sorted(there)) or 'none'})"
                     f"{self._complaints()}: start the others, or ask for fewer"
                 )
-            self._post.pause()
+            self._messenger.pause()
 
     def _complaints(self) -> str:
         found = [text for text in self._known.values() if text and text not in self.devices]

@@ -20,8 +20,12 @@ from strata.fleet.protocol.envelope import content, payload
 if TYPE_CHECKING:
     from flwr.serverapp import Grid
 
-KINDS = {"hello": MessageType.QUERY, "train": MessageType.TRAIN, "statistics": MessageType.EVALUATE,
-         "evaluate": MessageType.EVALUATE}  # fmt: skip
+KINDS = {
+    "hello": MessageType.QUERY,
+    "train": MessageType.TRAIN,
+    "statistics": MessageType.EVALUATE,
+    "evaluate": MessageType.EVALUATE,
+}
 PAUSE = 0.25  # seconds between looks for answers
 REST = 4  # and at least so many times what a look in vain takes, up to LOOK: with many messages it takes a while
 LOOK = 2.0  # and between looks for who is connected
@@ -30,7 +34,7 @@ PATIENCE = 60.0  # seconds that a message outlives its deadline: for an answer o
 
 
 @dataclass(frozen=True)
-class Sent:
+class SentMessage:
     node: int
     what: str
     round: int
@@ -40,15 +44,15 @@ class Sent:
 @dataclass(frozen=True)
 class Answer:
     id: str
-    sent: Sent
+    sent: SentMessage
     packet: codec.Packet | None
     error: str = ""  # where there is no packet: Flower's word, or what is wrong with it
 
 
-class Post:
+class Messenger:
     def __init__(self, grid: Grid) -> None:
         self._grid = grid
-        self.open: dict[str, Sent] = {}
+        self.open: dict[str, SentMessage] = {}
         self._nodes: set[int] = set()
         self._looked = float("-inf")
         self._in_vain = 0.0  # seconds that the last look spent on messages without an answer
@@ -67,10 +71,10 @@ class Post:
         ids = list(self._grid.push_messages([message]))
         if not ids or not ids[0]:
             return None
-        self.open[ids[0]] = Sent(node, what, round, time.monotonic())
+        self.open[ids[0]] = SentMessage(node, what, round, time.monotonic())
         return ids[0]
 
-    def busy(self, node: int) -> Sent | None:
+    def busy(self, node: int) -> SentMessage | None:
         """The message that this device has not answered yet."""
         return next((sent for sent in self.open.values() if sent.node == node), None)
 

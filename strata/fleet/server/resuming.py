@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from strata.runs.request import Request
+from strata.runs.config import RunConfig
 
 
-def fitted(request: Request, devices: int) -> Request:
+def fitted(config: RunConfig, devices: int) -> RunConfig:
     """As it is kept in the folder of a run on so many devices: levels in ascending order, no more devices than all."""
-    return replace(
-        request, devices=devices, per_round=min(request.per_round, devices),
-        constraints=tuple(sorted(set(request.constraints))), budgets=tuple(sorted(set(request.budgets))),
-    )  # fmt: skip
+    return config.changed(
+        devices=devices,
+        per_round=min(config.fleet.per_round, devices),
+        constraints=tuple(sorted(set(config.approach.constraints))),
+        budgets=tuple(sorted(set(config.approach.budgets))),
+    )
 
 
-def request_of(folder: Path, given: Mapping[str, Any]) -> Request:
-    """What the folder's run was asked for. `given` (as JSON) may repeat it, but not change it."""
-    kept = Request.of_folder(folder, {})
-    repeated = fitted(Request.from_json(given), kept.devices)
-    return Request.of_folder(folder, {name: getattr(repeated, name) for name in given})
+def config_of(folder: Path, given: Mapping[str, Any]) -> RunConfig:
+    """What the folder's run was asked for. `given`, by flat key, may repeat it, but not change it."""
+    kept = RunConfig.of_folder(folder, {})
+    repeated = fitted(RunConfig.from_json(given), kept.fleet.devices)
+    return RunConfig.of_folder(folder, {key: getattr(repeated, key) for key in given})

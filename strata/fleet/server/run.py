@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -16,18 +16,22 @@ import torch
 from strata.core.errors import BadInput, Infeasible
 from strata.core.files import read_object, write_json
 from strata.data import FederatedData, ImageSet
-from strata.federation.robust import parse_aggregation, updates_needed
+from strata.federation.robust import updates_needed
 from strata.fleet.device.own_data import label_digest
 from strata.fleet.protocol.settings import RunSettings, Terms
 from strata.fleet.server.engine import FlowerEngine
 from strata.fleet.server.levels import Assignment, group, level_for, most_bytes, per_device
-from strata.fleet.server.members import Device, Kind, Roster, in_order
-from strata.fleet.server.messages import Post, names
-from strata.fleet.server.resuming import fitted, request_of
+from strata.fleet.server.members import ConnectedDevices, DataKind, Device, in_order
+from strata.fleet.server.messages import Messenger, names
+from strata.fleet.server.resuming import config_of, fitted
 from strata.graph import ChannelGraph
+from strata.methods import method_class
+from strata.methods.heads import is_prepared
+from strata.runs.config import RunConfig
 from strata.runs.folder import has_checkpoint, is_finished, refuse_used
-from strata.runs.request import Request, jsonable
-from strata.runs.running import make_engine, run
+from strata.runs.launch import launch, load_data, make_method, make_model, make_training, split_data
+from strata.runs.running import Prepared, make_engine
+from strata.training import Workspace
 
 if TYPE_CHECKING:
     from flwr.serverapp import Grid
@@ -41,7 +45,7 @@ Value = TypeVar("Value")
 
 
 @dataclass(frozen=True)
-class Reported:
+class ReportedSamples:
     """How many samples each device says it has, as a partition: which ones they are is the device's own business."""
 
     samples: tuple[int, ...]
@@ -54,7 +58,7 @@ class Reported:
         return np.broadcast_to(np.int64(0), (self.samples[device],))
 
 
-def conduct(grid: Grid, settings: RunSettings) -> Result | None:
+def run_on_fleet(grid: Grid, settings: RunSettings) -> Result | None:
     """The finished run, or None where it was finished before."""
     out = Path(settings.out)
     say = partial(print, flush=True)
@@ -64,30 +68,34 @@ def conduct(grid: Grid, settings: RunSettings) -> Result | None:
     if not settings.resume:
         refuse_used(out, "--resume")
     saved = _saved(out / FILE) if settings.resume and (out / FILE).exists() else None
-    asked = request_of(out, settings.request) if settings.resume else Request.from_json(settings.request)
-    request = replace(asked, exact=True)
+    asked = config_of(out, settings.request) if settings.resume else RunConfig.from_json(settings.request)
+    config = asked.changed(exact=True)
+    if is_prepared(method_class(config.method)):
+        raise BadInput(
+            f"{config.method} adds to the model, and real devices make the model by its name alone: simulate it"
+        )
     terms = settings.terms(saved or {})
     if saved is not None and saved["evaluation"] != terms.evaluation:
         raise BadInput(f"this run is evaluated by the {saved['evaluation']}: resume it with the same --evaluation")
-    if terms.evaluation == "devices" and request.validation:
+    if terms.evaluation == "devices" and config.evaluation.validation:
         raise BadInput("devices hold out data for evaluation themselves: give no --validation with it")
-    private = request.dp_noise is not None
+    private = config.options.private is not None
     if private:
-        _check_privacy(request, terms)
+        _check_privacy(config, terms)
 
-    post = Post(grid)
-    roster = Roster(post, request.model, say)
+    messenger = Messenger(grid)
+    connected = ConnectedDevices(messenger, config.problem.model, say)
     wanted = None if saved is None else list(saved["names"])
     minimum = terms.minimum if wanted is None else min(terms.minimum, len(wanted))
-    roster.gather(minimum, terms.wait, wanted)
+    connected.gather(minimum, terms.wait, wanted)
 
-    data = request.load_data() if terms.evaluation == "server" else _unseen_data(roster, saved)
-    model = request.make_model(data, with_weights=not has_checkpoint(out))
-    graph = ChannelGraph(model, data.input_shape)
-    roster.structure = graph.hash
-    roster.labels = label_digest(data.class_names) or _labels(roster, saved)
-    members = _members(roster, wanted, say)
-    request, assignment = _levels(request, settings, graph, members, saved, say)
+    data = load_data(config) if terms.evaluation == "server" else _unseen_data(connected, saved)
+    model = make_model(config, data, with_weights=not has_checkpoint(out))
+    graph = ChannelGraph(model, data.inputs)
+    connected.structure = graph.hash
+    connected.labels = label_digest(data.class_names) or _labels(connected, saved)
+    members = _members(connected, wanted, say)
+    config, assignment = _levels(config, settings, graph, members, saved, say)
     if private:  # a level that depends on who was asked before is not covered by epsilon
         assignment.moves.clear()
     if saved is None:
@@ -96,42 +104,68 @@ def conduct(grid: Grid, settings: RunSettings) -> Result | None:
         samples = [device.samples for device in fitting]
     else:
         fleet, samples = wanted or [], list(saved["samples"])
-    request = fitted(request, len(fleet))
-    roster.allowed = frozenset(fleet)
-    roster.devices = {name: device for name, device in roster.devices.items() if name in roster.allowed}
+    config = fitted(config, len(fleet))
+    connected.allowed = frozenset(fleet)
+    connected.devices = {name: device for name, device in connected.devices.items() if name in connected.allowed}
     say(f"{len(fleet)} devices: {names(fleet)}; levels of {', '.join(map(str, assignment.levels)) or 'one size'} bytes")
 
-    base = request.make_method(graph)
-    training = request.make_training(data)
-    rest, held = request.split(data)
+    base = make_method(config, graph)
+    training = make_training(config, data)
+    rest, held = split_data(config, data)
     at_home = terms.evaluation == "server"
-    home = make_engine(model, rest, training, settings.workers, held=held, graph=graph) if at_home else None
+    workspace = Workspace(graph)
+    home = make_engine(model, rest, training, settings.workers, held=held, workspace=workspace) if at_home else None
     facts = {
-        "names": fleet, "samples": samples, **asdict(terms), "classes": data.classes,
-        "input": list(data.input_shape), "mean": list(data.train.mean), "std": list(data.train.std),
-        "augmentation": data.augmentation, "labels": roster.labels,
-    }  # fmt: skip
+        "names": fleet,
+        "samples": samples,
+        **asdict(terms),
+        "classes": data.classes,
+        "input": list(data.input_shape),
+        "mean": list(data.train.mean),
+        "std": list(data.train.std),
+        "augmentation": data.augmentation,
+        "labels": connected.labels,
+    }
 
     def save() -> None:
         write_json(out / FILE, {**facts, **assignment.to_json()})
 
-    robust = parse_aggregation(request.aggregation)
+    robust = config.options.robust
     engine = FlowerEngine(
-        post, roster, fleet, assignment, training, request.model, home=home, deadline=terms.deadline,
-        wait=terms.wait, say=say, save=save, graph=graph, moving=not private,
-        needed=updates_needed(request.quorum, robust), robust=robust is not None,
-    )  # fmt: skip
+        messenger,
+        connected,
+        fleet,
+        assignment,
+        training,
+        config.problem.model,
+        home=home,
+        deadline=terms.deadline,
+        wait=terms.wait,
+        say=say,
+        save=save,
+        graph=graph,
+        moving=not private,
+        needed=updates_needed(config.fleet.quorum, robust),
+        robust=robust is not None,
+    )
 
     def adjusted(method: Method, round: int) -> Method:
         return per_device(method, base, assignment.at(round))
 
     try:
-        return run(
-            model, data, per_device(base, base, assignment.start), out=out, rounds=request.rounds,
-            devices=len(fleet), partition=Reported(tuple(samples)), training=training, engine=engine,
-            resume=settings.resume, progress=True, request=jsonable(request),
-            adjusted=None if private else adjusted, **request.run_options(),
-        )  # fmt: skip
+        prepared = Prepared(
+            model=model,
+            data=data,
+            method=per_device(base, base, assignment.start),
+            options=config.options,
+            training=training,
+            server=config.server.optimizer(),
+            partition=ReportedSamples(tuple(samples)),
+            engine=engine,
+            adjusted=None if private else adjusted,
+            pretrained=config.problem.init is not None,
+        )
+        return launch(config, out, resume=settings.resume, prepared=prepared)
     except KeyboardInterrupt:
         say(f"on this fleet that is: strata fleet run --out {out} --resume")
         raise
@@ -147,25 +181,27 @@ def _saved(file: Path) -> dict[str, Any]:
     return values
 
 
-def _check_privacy(request: Request, terms: Terms) -> None:
+def _check_privacy(config: RunConfig, terms: Terms) -> None:
     if terms.evaluation == "devices":
-        raise BadInput("with differential privacy the server evaluates on data of its own: what devices count on "
-                       "theirs is not covered by epsilon; give --evaluation server")  # fmt: skip
-    if request.dp_seed is not None:  # a round run again may get other answers; equal noise would cancel out
+        raise BadInput(
+            "with differential privacy the server evaluates on data of its own: what devices count on theirs is not "
+            "covered by epsilon; give --evaluation server"
+        )
+    if config.privacy.dp_seed is not None:  # a round run again may get other answers; equal noise would cancel out
         raise BadInput("on a real fleet the noise comes from the operating system: leave out --dp-seed")
 
 
-def _unseen_data(roster: Roster, saved: Mapping[str, Any] | None) -> FederatedData:
+def _unseen_data(connected: ConnectedDevices, saved: Mapping[str, Any] | None) -> FederatedData:
     """A stand-in for data that stays on the devices: classes and shape of most of them, no real image.
 
     Devices whose data is of another kind are left out when members are chosen. Of mean and standard deviation the
     medians, so that no single device can set them.
     """
     if saved is not None:
-        kind = Kind(saved["classes"], tuple(saved["input"]), saved["augmentation"])
+        kind = DataKind(saved["classes"], tuple(saved["input"]), saved["augmentation"])
         mean, std = saved["mean"], saved["std"]
     else:
-        devices = in_order(roster.devices.values())
+        devices = in_order(connected.devices.values())
         kind = _most([device.kind for device in devices], "the devices' data differ in classes, shape or augmentation")
         alike = [device for device in devices if device.kind == kind]
         if not any(device.held for device in alike):
@@ -174,18 +210,20 @@ def _unseen_data(roster: Roster, saved: Mapping[str, Any] | None) -> FederatedDa
             [round(median(values), 6) for values in zip(*(getattr(device, key) for device in alike), strict=True)]
             for key in ("mean", "std")
         )
-    roster.kind = kind
+    connected.kind = kind
     blank = ImageSet(
         torch.zeros(1, *kind.input, dtype=torch.uint8), torch.zeros(1, dtype=torch.int64), tuple(mean), tuple(std)
     )
     return FederatedData(blank, blank, "fleet", kind.classes, augmentation=kind.augmentation)
 
 
-def _labels(roster: Roster, saved: Mapping[str, Any] | None) -> str:
+def _labels(connected: ConnectedDevices, saved: Mapping[str, Any] | None) -> str:
     """How most devices number their classes, where the server does not know their names."""
     if saved is not None and "labels" in saved:
         return str(saved["labels"])
-    found = [device.labels for device in roster.devices.values() if device.labels and roster.misfit(device) is None]
+    found = [
+        device.labels for device in connected.devices.values() if device.labels and connected.misfit(device) is None
+    ]
     return _most(found, "the devices' classes have different names") if found else ""
 
 
@@ -200,10 +238,10 @@ def _most(values: Sequence[Value], differ: str) -> Value:
     return counted[0][0]
 
 
-def _members(roster: Roster, wanted: list[str] | None, say: Any) -> list[Device]:
-    found = in_order(roster.devices.values())
+def _members(connected: ConnectedDevices, wanted: list[str] | None, say: Any) -> list[Device]:
+    found = in_order(connected.devices.values())
     asked = [device for device in found if wanted is None or device.name in wanted]
-    reasons = {device.name: reason for device in asked if (reason := roster.misfit(device)) is not None}
+    reasons = {device.name: reason for device in asked if (reason := connected.misfit(device)) is not None}
     if len(reasons) == len(asked):
         raise BadInput(f"no device can take part: {'; '.join(list(reasons.values())[:3]) or 'none is there'}")
     for reason in reasons.values():
@@ -212,23 +250,28 @@ def _members(roster: Roster, wanted: list[str] | None, say: Any) -> list[Device]
 
 
 def _levels(
-    request: Request, settings: RunSettings, graph: ChannelGraph, members: list[Device],
-    saved: Mapping[str, Any] | None, say: Any,
-) -> tuple[Request, Assignment]:  # fmt: skip
-    """The request with its levels in ascending order, and which device has which."""
-    if request.constraints:
-        constraints = tuple(sorted(set(request.constraints)))
-        request = replace(request, constraints=constraints)
-        sizes = most_bytes(request.make_method(graph), request.batch, request.micro_batch, request.proximal > 0)
+    config: RunConfig,
+    settings: RunSettings,
+    graph: ChannelGraph,
+    members: list[Device],
+    saved: Mapping[str, Any] | None,
+    say: Any,
+) -> tuple[RunConfig, Assignment]:
+    """The config with its levels in ascending order, and which device has which."""
+    approach = config.approach
+    if approach.constraints:
+        config = config.changed(constraints=tuple(sorted(set(approach.constraints))))
+        method = make_method(config, graph)
+        sizes = most_bytes(method, config.execution)
     elif saved is not None:
         sizes = list(saved["levels"])
-        request = replace(request, budgets=tuple(sizes))
+        config = config.changed(budgets=tuple(sizes))
     else:
-        sizes = list(request.budgets)
-        sizes = group(sizes, len(sizes)) if sizes else _own_levels(request, settings.levels, graph, members)
-        request = replace(request, budgets=tuple(sizes))
+        sizes = list(approach.budgets)
+        sizes = group(sizes, len(sizes)) if sizes else _own_levels(config, settings.levels, graph, members)
+        config = config.changed(budgets=tuple(sizes))
     if saved is not None:
-        return request, Assignment.from_json(saved)
+        return config, Assignment.from_json(saved)
     start = []
     for device in members:
         level = level_for(device.budget, sizes)
@@ -238,16 +281,16 @@ def _levels(
             start.append(level)
     if not start:
         raise BadInput(f"no device has the {sizes[0]} bytes of the smallest level: lower the budget or constraint")
-    return request, Assignment(tuple(sizes), tuple(start))
+    return config, Assignment(tuple(sizes), tuple(start))
 
 
-def _own_levels(request: Request, most: int, graph: ChannelGraph, members: list[Device]) -> list[int]:
+def _own_levels(config: RunConfig, most: int, graph: ChannelGraph, members: list[Device]) -> list[int]:
     """Of the devices' own budgets. Those that are too small for the method are left out, not the run given up."""
     budgets = sorted({device.budget for device in members})
     while True:
         sizes = group(budgets, most)
         try:
-            replace(request, budgets=tuple(sizes)).make_method(graph)
+            make_method(config.changed(budgets=tuple(sizes)), graph)
         except Infeasible:
             if len(budgets) == 1:
                 raise

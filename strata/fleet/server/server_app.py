@@ -7,9 +7,9 @@ import os
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
-from strata.core.parents import watch_parent
+from strata.core.processes import watch_parent
 from strata.fleet.protocol.settings import RunSettings
-from strata.fleet.server.run import conduct
+from strata.fleet.server.run import run_on_fleet
 
 app = ServerApp()
 
@@ -18,4 +18,4 @@ app = ServerApp()
 def main(grid: Grid, context: Context) -> None:
     # Flower too ends an app whose SuperLink was killed, but by a signal that its own retries may sleep through.
     watch_parent(os.getppid())
-    conduct(grid, RunSettings.from_config(context.run_config))
+    run_on_fleet(grid, RunSettings.from_config(context.run_config))

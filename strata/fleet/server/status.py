@@ -101,11 +101,17 @@ def _run(run: Any, now: datetime.datetime) -> RunState:
     began = datetime.datetime.fromisoformat(run.running_at) if run.running_at else None
     ended = datetime.datetime.fromisoformat(run.finished_at) if run.finished_at else now
     return RunState(
-        run=str(run.run_id), state=run.status.sub_status or run.status.status, out=out, method=request.get("method"),
-        rounds=request.get("rounds"), started=_seconds(run.running_at) if run.running_at else None,
+        run=str(run.run_id),
+        state=run.status.sub_status or run.status.status,
+        out=out,
+        method=request.get("method"),
+        rounds=request.get("rounds"),
+        started=_seconds(run.running_at) if run.running_at else None,
         seconds=None if began is None else round((ended - began).total_seconds(), 1),
-        received_bytes=run.bytes_recv, sent_bytes=run.bytes_sent, details=run.status.details,
-    )  # fmt: skip
+        received_bytes=run.bytes_recv,
+        sent_bytes=run.bytes_sent,
+        details=run.status.details,
+    )
 
 
 def _asked(config: Any) -> tuple[Mapping[str, Any], str | None]:

@@ -9,13 +9,14 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from strata.core.children import Signals, Stopped
 from strata.core.errors import BadInput
 from strata.core.paths import expanded
-from strata.fleet.log_filter import PREFIX, Words
+from strata.core.processes import Stopped, stopped_by_signals
+from strata.core.settings import as_json
+from strata.fleet.app_bundle import bundle, bundle_hash
+from strata.fleet.log_filter import PREFIX, LogFilter
 from strata.fleet.protocol.settings import KEY, RunSettings
 from strata.fleet.security.addresses import Unreachable
-from strata.fleet.server.app_bundle import bundle, bundle_hash
 from strata.fleet.server.control import Access, Refused, connect
 
 PAUSE = 2.0  # seconds before looking for a server that has gone
@@ -38,41 +39,44 @@ class Ending:
         return {"completed": 0, "stopped": 130}.get(self.status, self.failure)
 
 
-def run_settings(args: argparse.Namespace, local: bool) -> RunSettings:
-    """From the command line. `local`: the server is this machine, so its folders are ours."""
-    from strata.cli.run import given
-    from strata.fleet.server.resuming import request_of
-    from strata.methods.choice import refuse_unused
+def run_settings(asked: Mapping[str, Any], args: argparse.Namespace, local: bool) -> RunSettings:
+    """From the command line: `asked` of the run's config, the rest in `args`. `local`: the server is this machine, so
+    its folders are ours."""
+    from strata.fleet.server.resuming import config_of
+    from strata.runs.config import RunConfig, refuse_unused
     from strata.runs.folder import refuse_used
-    from strata.runs.request import Request, jsonable
-
-    def to_json(values: Mapping[str, Any]) -> dict[str, Any]:
-        return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
 
     out = expanded(args.out)
     if not local and not out.is_absolute():
         raise BadInput(f"--out is a folder on the server, so give its whole path there, not {args.out!r}")
     out = out.absolute()
-    asked = given(args)
     if args.levels is not None and (args.resume or "budgets" in asked or "constraints" in asked):
-        raise BadInput("--levels groups the devices' own budgets, when a run begins: leave it out with --budget, "
-                       "--constraint or --resume")  # fmt: skip
+        raise BadInput(
+            "--levels groups the devices' own budgets, when a run begins: leave it out with --budget, --constraint or "
+            "--resume"
+        )
     if args.resume:  # what was asked for at first is in the folder, which may be out of our sight
-        request = jsonable(request_of(out, to_json(asked))) if local else to_json(asked)
+        request = config_of(out, asked).to_json() if local else as_json(asked)
     else:
         if local:
             refuse_used(out, "--resume")
-        asked_for = Request(**asked)
-        refuse_unused(asked, [asked_for.method], budgets_follow=True)
+        config = RunConfig.of(**asked)
+        refuse_unused(asked, [config.approach.method], budgets_follow=True)
         if args.evaluation == "devices":
             _refuse_server_data(asked)
-        asked_for.check_options()
-        request = jsonable(asked_for)
+        config.check(levels_needed=False)
+        request = config.to_json()
     return RunSettings(
-        request=request, out=str(out), resume=args.resume, minimum=args.wait_for, wait=args.wait,
-        deadline=args.answer_deadline, evaluation=args.evaluation, workers=args.workers,
+        request=request,
+        out=str(out),
+        resume=args.resume,
+        minimum=args.wait_for,
+        wait=args.wait,
+        deadline=args.answer_deadline,
+        evaluation=args.evaluation,
+        workers=args.server_workers,
         levels=RunSettings.levels if args.levels is None else args.levels,
-    )  # fmt: skip
+    )
 
 
 def _refuse_server_data(asked: Mapping[str, Any]) -> None:
@@ -84,7 +88,7 @@ def _refuse_server_data(asked: Mapping[str, Any]) -> None:
 
 def submit(settings: RunSettings, access: Access, *, show: Callable[[str], None], say: Callable[[str], None]) -> Ending:
     """`show` takes the server app's output as it comes, `say` what happens to the run."""
-    with Signals():
+    with stopped_by_signals():
         with connect(access) as client:
             run_id = _start(client, settings)
         say(f"run {run_id} is with the server at {access.address}; Ctrl-C stops it")
@@ -118,7 +122,7 @@ def _follow(access: Access, run_id: int, show: Callable[[str], None], say: Calla
     from flwr.proto.control_pb2 import StreamLogsRequest
 
     latest = 0.0
-    words = Words(show)
+    log = LogFilter(show)
     away_since: float | None = None
     while True:
         try:
@@ -129,11 +133,11 @@ def _follow(access: Access, run_id: int, show: Callable[[str], None], say: Calla
                     away_since = None
                 with _closing(client.StreamLogs(StreamLogsRequest(run_id=run_id, after_timestamp=latest))) as stream:
                     for part in stream:
-                        words.hear(part.log_output)
+                        log.feed(part.log_output)
                         latest = max(latest, part.latest_timestamp)
                 ending = outcome(client, run_id)
                 if ending is not None:
-                    code = words.end()
+                    code = log.end()
                     return replace(ending, failure=code)
         except Refused as error:
             return Ending(run_id, "lost", str(error) if error.status == 401 else FORGOTTEN)

@@ -67,9 +67,14 @@ class _OwnConvolutions(TorchFunctionMode):
 
 
 def conv2d(
-    x: Tensor, weights: Tensor, bias: Tensor | None = None, stride: Sequence[int] = (1, 1),
-    padding: Sequence[int] = (0, 0), dilation: Sequence[int] = (1, 1), groups: int = 1,
-) -> Tensor:  # fmt: skip
+    x: Tensor,
+    weights: Tensor,
+    bias: Tensor | None = None,
+    stride: Sequence[int] = (1, 1),
+    padding: Sequence[int] = (0, 0),
+    dilation: Sequence[int] = (1, 1),
+    groups: int = 1,
+) -> Tensor:
     """As aten.conv2d. Which of the two computes it follows from shapes and layout alone."""
     usual = bias is None and list(stride) == [1, 1] and list(padding) == [1, 1] and list(dilation) == [1, 1]
     if not (usual and groups == 1 and weights.shape[2:] == (3, 3) and _fits(x, weights)):
@@ -117,9 +122,14 @@ def _convolved(x: Tensor, weights: Tensor, out: int, flipped: bool) -> Tensor:
     of_out, of_in, of_row, of_column = weights.stride()
     strides = (of_in, of_out, of_row, of_column) if flipped else (of_out, of_in, of_row, of_column)
     loaded().winograd(
-        pointer(result), pointer(x), pointer(weights), pointer(_room(channels, out)), (ctypes.c_long * 4)(*strides),
-        int(flipped), (ctypes.c_int * 5)(batch, height, width, channels, out),
-    )  # fmt: skip
+        pointer(result),
+        pointer(x),
+        pointer(weights),
+        pointer(_room(channels, out)),
+        (ctypes.c_long * 4)(*strides),
+        int(flipped),
+        (ctypes.c_int * 5)(batch, height, width, channels, out),
+    )
     return result
 
 
@@ -128,9 +138,13 @@ def _weight_gradient(x: Tensor, above: Tensor, weights: Tensor) -> Tensor:
     out = above.shape[1]
     result = torch.empty_like(weights)
     loaded().winograd_weight_gradient(
-        pointer(result), pointer(x), pointer(above), pointer(_room(channels, out)),
-        (ctypes.c_long * 4)(*result.stride()), (ctypes.c_int * 5)(batch, height, width, channels, out),
-    )  # fmt: skip
+        pointer(result),
+        pointer(x),
+        pointer(above),
+        pointer(_room(channels, out)),
+        (ctypes.c_long * 4)(*result.stride()),
+        (ctypes.c_int * 5)(batch, height, width, channels, out),
+    )
     return result
 
 

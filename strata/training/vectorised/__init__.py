@@ -20,9 +20,10 @@ from torch import Tensor, nn
 from strata.training import kernels
 from strata.training.vectorised import batch_last, channels_last
 from strata.training.vectorised.channels_last import arranged
-from strata.training.vectorised.plan import NotVectorisable, Plan
+from strata.training.vectorised.joint_forward import JointForward, NotVectorisable
 
 if TYPE_CHECKING:
+    from strata.data.samples import Batch
     from strata.graph import ChannelGraph, Cut
 
 
@@ -37,20 +38,20 @@ class Grouped(nn.Module):
     ) -> None:
         super().__init__()
         self.cut, self.devices, self.device = cut, devices, device
-        self._plan = Plan(graph, cut, devices, channels_last.FORM)
-        self._quick: Plan | None = None  # for full batches
+        self._usual = JointForward(graph, cut, devices, channels_last.FORM)
+        self._quick: JointForward | None = None  # for full batches
         if own_kernels and device == "cpu":
             kernels.require()
             with contextlib.suppress(NotVectorisable):
-                self._quick = Plan(graph, cut, devices, batch_last.FORM)
+                self._quick = JointForward(graph, cut, devices, batch_last.FORM)
         self.own: dict[str, nn.Parameter] = {}
         for name in cut.trained:
-            if name not in self._plan.used:
+            if name not in self._usual.used:
                 raise NotVectorisable(f"{name} is not used")
             parameter = nn.Parameter(self._zeros(name))
             self.register_parameter(name.replace(".", "_"), parameter)
             self.own[name] = parameter
-        if self._plan.used - set(cut.trained):
+        if self._usual.used - set(cut.trained):
             raise NotVectorisable("weights that the user has frozen behind trained layers")
         self.to(device)
         self.frozen: list[dict[str, Tensor]] = []
@@ -61,7 +62,7 @@ class Grouped(nn.Module):
             for name, parameter in self.own.items():
                 parameter.copy_(torch.stack([one[name] for one in tensors]).view(parameter.shape))
         self.frozen = [
-            {name: arranged(one[name].to(self.device)) for name in self._plan.frozen_names} for one in tensors
+            {name: arranged(one[name].to(self.device)) for name in self._usual.frozen_names} for one in tensors
         ]
 
     def updates(self) -> list[dict[str, Tensor]]:
@@ -72,16 +73,16 @@ class Grouped(nn.Module):
         }
         return [{name: parts[d].clone() for name, parts in split.items()} for d in range(self.devices)]
 
-    def forward(self, images: list[Tensor]) -> Tensor:
-        """One batch per device, all of one size; logits [devices, batch, classes]."""
-        fills_registers = len(images[0]) % kernels.LANES == 0
-        plan = self._quick if self._quick is not None and fills_registers else self._plan
+    def forward(self, batches: Sequence[Batch]) -> Tensor:
+        """One batch per device, all of one size; outputs [devices, batch, ...]."""
+        fills_registers = len(batches[0][0]) % kernels.LANES == 0
+        joint = self._quick if self._quick is not None and fills_registers else self._usual
         with torch.no_grad():
-            pairs = zip(self.frozen, images, strict=True)
-            boundary = [plan.run_frozen(state, arranged(x.to(self.device))) for state, x in pairs]
-            joined = {node: plan.joined([one[node] for one in boundary]) for node in plan.boundary}
-        return plan.run_trained(self.own, joined)
+            pairs = zip(self.frozen, batches, strict=True)
+            boundary = [joint.run_frozen(state, [arranged(x.to(self.device)) for x in batch]) for state, batch in pairs]
+            joined = {node: joint.joined([one[node] for one in boundary]) for node in joint.boundary}
+        return joint.run_trained(self.own, joined)
 
     def _zeros(self, name: str) -> Tensor:
         copies = torch.zeros(self.devices, *self.cut.shapes[name])
-        return arranged(copies if name in self._plan.multiplied else copies.flatten(0, 1))
+        return arranged(copies if name in self._usual.multiplied else copies.flatten(0, 1))

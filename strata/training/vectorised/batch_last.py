@@ -13,7 +13,7 @@ from strata.ops.channels import argument
 from strata.training.kernels import convolution
 from strata.training.stepwise import take
 from strata.training.vectorised.common import add_common_rules
-from strata.training.vectorised.plan import Form, NotVectorisable, Plan, Run
+from strata.training.vectorised.joint_forward import Compute, Form, JointForward, NotVectorisable
 
 
 def _side_by_side(values: list[Tensor]) -> Tensor:
@@ -40,33 +40,33 @@ def _one(value: Any) -> int:
     return int(first)
 
 
-@FORM.rule("conv2d")
-def _convolution(plan: Plan, step: Step, maps: dict[Any, bool]) -> Run:
+@FORM.rule("convolution")
+def _convolution(joint: JointForward, step: Step, maps: dict[Any, bool]) -> Compute:
     node, call = step.node, step.call
     groups = call.args[6] if len(call.args) > 6 else call.kwargs.get("groups", 1)
     padding = argument(node, 4, "padding", 0)
     if not maps[node.args[0]] or isinstance(padding, str) or groups != 1 or _one(argument(node, 5, "dilation", 1)) != 1:
         raise NotVectorisable("a convolution that is grouped, dilated or padded by name, or not of maps")
-    get, stride, padding = plan.input(step, node.args[0]), _one(argument(node, 3, "stride", 1)), _one(padding)
-    weight, bias = plan.parameter(node.args[1]), argument(node, 2, "bias")
+    get, stride, padding = joint.input(step, node.args[0]), _one(argument(node, 3, "stride", 1)), _one(padding)
+    weight, bias = joint.parameter(node.args[1]), argument(node, 2, "bias")
     maps[node] = True
     if bias is None:
-        return lambda v: convolution(get(v), v[weight].unflatten(0, (plan.devices, -1)), stride, padding)
-    added = plan.parameter(bias)
+        return lambda v: convolution(get(v), v[weight].unflatten(0, (joint.devices, -1)), stride, padding)
+    added = joint.parameter(bias)
     return lambda v: (
-        convolution(get(v), v[weight].unflatten(0, (plan.devices, -1)), stride, padding)
-        + v[added].view(plan.devices, -1, 1, 1, 1)
+        convolution(get(v), v[weight].unflatten(0, (joint.devices, -1)), stride, padding)
+        + v[added].view(joint.devices, -1, 1, 1, 1)
     )
 
 
 @FORM.rule("batch_norm")
-def _batch_norm(plan: Plan, step: Step, maps: dict[Any, bool]) -> Run:
+def _batch_norm(joint: JointForward, step: Step, maps: dict[Any, bool]) -> Compute:
     """Over all of a channel, which lies in one piece."""
     node = step.node
-    get = plan.input(step, node.args[0])
+    get = joint.input(step, node.args[0])
     if not maps[node.args[0]] or not node.args[5]:
         raise NotVectorisable("batch norm of features, or with fixed statistics")
-    scale, shift = (None if p is None else plan.parameter(p) for p in node.args[1:3])
+    scale, shift = (None if p is None else joint.parameter(p) for p in node.args[1:3])
     eps: Any = node.args[7]
     maps[node] = True
 
@@ -79,8 +79,8 @@ def _batch_norm(plan: Plan, step: Step, maps: dict[Any, bool]) -> Run:
     return run
 
 
-@FORM.rule("avg_pool2d")
-def _average(plan: Plan, step: Step, maps: dict[Any, bool]) -> Run:
+@FORM.rule("average_pooling")
+def _average(joint: JointForward, step: Step, maps: dict[Any, bool]) -> Compute:
     """Windows that tile the map."""
     node = step.node
     size = _one(node.args[1])
@@ -91,16 +91,16 @@ def _average(plan: Plan, step: Step, maps: dict[Any, bool]) -> Run:
         raise NotVectorisable("pooling over windows that overlap or are padded")
     if tuple(before) != (height * size, width * size):
         raise NotVectorisable("pooling that leaves positions over")
-    get = plan.input(step, node.args[0])
+    get = joint.input(step, node.args[0])
     maps[node] = True
     return lambda v: get(v).unflatten(3, (-1, size)).unflatten(2, (-1, size)).mean((3, 5))
 
 
-@FORM.rule("adaptive_avg_pool2d")
-def _global_average(plan: Plan, step: Step, maps: dict[Any, bool]) -> Run:
+@FORM.rule("adaptive_average_pooling")
+def _global_average(joint: JointForward, step: Step, maps: dict[Any, bool]) -> Compute:
     node = step.node
     if not maps[node.args[0]] or _one(node.args[1]) != 1:
         raise NotVectorisable("adaptive pooling to more than one position")
-    get = plan.input(step, node.args[0])
+    get = joint.input(step, node.args[0])
     maps[node] = True
     return lambda v: get(v).mean((2, 3), keepdim=True)

@@ -13,7 +13,7 @@ from strata.graph.rewrite import Step
 from strata.ops.channels import argument
 from strata.training.stepwise import take
 from strata.training.vectorised.common import add_common_rules
-from strata.training.vectorised.plan import Form, NotVectorisable, Plan, Run, batch_norm
+from strata.training.vectorised.joint_forward import Compute, Form, JointForward, NotVectorisable, batch_norm
 
 
 def arranged(tensor: Tensor) -> Tensor:
@@ -33,14 +33,14 @@ FORM = Form(side_by_side=lambda values: arranged(torch.cat(values, 1)), take=_ch
 add_common_rules(FORM)
 
 
-@FORM.rule("conv2d")
-def _convolution(plan: Plan, step: Step, maps: dict[Any, bool]) -> Run:
+@FORM.rule("convolution")
+def _convolution(joint: JointForward, step: Step, maps: dict[Any, bool]) -> Compute:
     node, call = step.node, step.call
-    get = plan.input(step, node.args[0])
+    get = joint.input(step, node.args[0])
     if not maps[node.args[0]]:
         raise NotVectorisable("a convolution of something else than maps")
-    weight, bias = plan.parameter(node.args[1]), argument(node, 2, "bias")
-    bias_name = None if bias is None else plan.parameter(bias)
+    weight, bias = joint.parameter(node.args[1]), argument(node, 2, "bias")
+    bias_name = None if bias is None else joint.parameter(bias)
     stride = argument(node, 3, "stride", 1)
     padding = argument(node, 4, "padding", 0)
     dilation = argument(node, 5, "dilation", 1)
@@ -49,48 +49,49 @@ def _convolution(plan: Plan, step: Step, maps: dict[Any, bool]) -> Run:
         raise NotVectorisable("padding given by name")
     maps[node] = True
     return lambda v: functional.conv2d(
-        get(v), v[weight], None if bias_name is None else v[bias_name], stride, padding, dilation, groups * plan.devices
+        get(v),
+        v[weight],
+        None if bias_name is None else v[bias_name],
+        stride,
+        padding,
+        dilation,
+        groups * joint.devices,
     )
 
 
 @FORM.rule("batch_norm")
-def _batch_norm(plan: Plan, step: Step, maps: dict[Any, bool]) -> Run:
+def _batch_norm(joint: JointForward, step: Step, maps: dict[Any, bool]) -> Compute:
     node = step.node
-    get = plan.input(step, node.args[0])
+    get = joint.input(step, node.args[0])
     if not maps[node.args[0]] or not node.args[5]:
         raise NotVectorisable("batch norm of features, or with fixed statistics")
-    scale, shift = (None if p is None else plan.parameter(p) for p in node.args[1:3])
+    scale, shift = (None if p is None else joint.parameter(p) for p in node.args[1:3])
     eps: Any = node.args[7]
     maps[node] = True
-    return lambda v: batch_norm(
-        get(v), None if scale is None else v[scale], None if shift is None else v[shift], eps
-    )  # fmt: skip
+    return lambda v: batch_norm(get(v), None if scale is None else v[scale], None if shift is None else v[shift], eps)
 
 
 @FORM.rule("group_norm")
-def _group_norm(plan: Plan, step: Step, maps: dict[Any, bool]) -> Run:
+def _group_norm(joint: JointForward, step: Step, maps: dict[Any, bool]) -> Compute:
     node = step.node
-    get = plan.input(step, node.args[0])
+    get = joint.input(step, node.args[0])
     if not maps[node.args[0]]:
         raise NotVectorisable("group norm of features")
     groups: Any = step.call.args[1]
     affine = (argument(node, 2, "weight"), argument(node, 3, "bias"))
-    scale, shift = (None if p is None else plan.parameter(p) for p in affine)
+    scale, shift = (None if p is None else joint.parameter(p) for p in affine)
     eps = argument(node, 4, "eps", 1e-5)
     maps[node] = True
     return lambda v: functional.group_norm(
-        get(v), groups * plan.devices, None if scale is None else v[scale], None if shift is None else v[shift], eps
+        get(v), groups * joint.devices, None if scale is None else v[scale], None if shift is None else v[shift], eps
     )
 
 
-POOLING = "avg_pool2d max_pool2d adaptive_avg_pool2d adaptive_max_pool2d".split()
-
-
-@FORM.rule(*POOLING)
-def _pooling(plan: Plan, step: Step, maps: dict[Any, bool]) -> Run:
+@FORM.rule("average_pooling", "max_pooling", "adaptive_average_pooling", "adaptive_max_pooling")
+def _pooling(joint: JointForward, step: Step, maps: dict[Any, bool]) -> Compute:
     node = step.node
     if not maps[node.args[0]]:
         raise NotVectorisable("pooling of something else than maps")
-    get, target, rest, kwargs = plan.input(step, node.args[0]), node.target, node.args[1:], dict(node.kwargs)
+    get, target, rest, kwargs = joint.input(step, node.args[0]), node.target, node.args[1:], dict(node.kwargs)
     maps[node] = True
     return lambda v: target(get(v), *rest, **kwargs)  # type: ignore[operator]

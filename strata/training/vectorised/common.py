@@ -9,15 +9,10 @@ from torch import fx
 
 from strata.graph.rewrite import Step
 from strata.ops.channels import argument, family
-from strata.training.vectorised.plan import Form, NotVectorisable, Plan, Run
-
-ELEMENTWISE = """
-    relu relu6 leaky_relu elu selu celu gelu silu mish hardswish hardsigmoid hardtanh sigmoid tanh softplus
-    add sub mul div neg abs exp sqrt square clone contiguous
-""".split()
+from strata.training.vectorised.joint_forward import Compute, Form, JointForward, NotVectorisable
 
 
-def _elementwise(plan: Plan, step: Step, maps: dict[Any, bool]) -> Run:
+def _elementwise(joint: JointForward, step: Step, maps: dict[Any, bool]) -> Compute:
     node = step.node
     values = [x for x in node.all_input_nodes if x.op != "get_attr"]
     kinds = {maps[x] for x in values}
@@ -25,7 +20,7 @@ def _elementwise(plan: Plan, step: Step, maps: dict[Any, bool]) -> Run:
         raise NotVectorisable("maps and features together")
     if kinds == {True} and len({x.meta["val"].shape[1] for x in values}) > 1:
         raise NotVectorisable("maps of different numbers of channels, of which one is repeated")
-    getters = [plan.input(step, a) for a in node.args]
+    getters = [joint.input(step, a) for a in node.args]
     target, kwargs = _functional(node), dict(node.kwargs)
     maps[node] = kinds.pop()
     return lambda v: target(*[get(v) for get in getters], **kwargs)
@@ -38,54 +33,54 @@ def _functional(node: fx.Node) -> Any:
     return getattr(packet, node.target._overloadname)  # type: ignore[union-attr]
 
 
-def _linear(plan: Plan, step: Step, maps: dict[Any, bool]) -> Run:
+def _linear(joint: JointForward, step: Step, maps: dict[Any, bool]) -> Compute:
     node = step.node
     if maps[node.args[0]] or len(node.meta["val"].shape) != 2:
         raise NotVectorisable("a linear layer on something else than features")
-    get, weight, bias = plan.input(step, node.args[0]), plan.parameter(node.args[1]), argument(node, 2, "bias")
-    plan.multiplied.add(weight)
+    get, weight, bias = joint.input(step, node.args[0]), joint.parameter(node.args[1]), argument(node, 2, "bias")
+    joint.multiplied.add(weight)
     maps[node] = False
     if bias is None:
         return lambda v: torch.bmm(get(v), v[weight].transpose(1, 2))
-    bias_name = plan.parameter(bias)
-    return lambda v: torch.baddbmm(v[bias_name].view(plan.devices, 1, -1), get(v), v[weight].transpose(1, 2))
+    bias_name = joint.parameter(bias)
+    return lambda v: torch.baddbmm(v[bias_name].view(joint.devices, 1, -1), get(v), v[weight].transpose(1, 2))
 
 
-def _dropout(plan: Plan, step: Step, maps: dict[Any, bool]) -> Run:
+def _dropout(joint: JointForward, step: Step, maps: dict[Any, bool]) -> Compute:
     node = step.node
     if argument(node, 1, "p") and argument(node, 2, "train"):
         raise NotVectorisable("dropout: each device draws from its own generator")
     maps[node] = maps[node.args[0]]
-    return plan.input(step, node.args[0])
+    return joint.input(step, node.args[0])
 
 
-def _mean(plan: Plan, step: Step, maps: dict[Any, bool]) -> Run:
+def _mean(joint: JointForward, step: Step, maps: dict[Any, bool]) -> Compute:
     """Over positions, which are dims 2 and 3 in every form."""
     node = step.node
     dims = argument(node, 1, "dim")
     keep = argument(node, 2, "keepdim", False)
     if not maps[node.args[0]] or dims is None or sorted(d % 4 for d in dims) != [2, 3]:
         raise NotVectorisable("a mean over something else than positions")
-    get = plan.input(step, node.args[0])
+    get = joint.input(step, node.args[0])
     maps[node] = keep
     if keep:
         return lambda v: get(v).mean((2, 3), keepdim=True)
-    return lambda v: plan.form.features(get(v).mean((2, 3), keepdim=True), plan.devices)
+    return lambda v: joint.form.features(get(v).mean((2, 3), keepdim=True), joint.devices)
 
 
-def _flatten(plan: Plan, step: Step, maps: dict[Any, bool]) -> Run:
+def _flatten(joint: JointForward, step: Step, maps: dict[Any, bool]) -> Compute:
     """Maps to features: each device's channels and positions in a row, in the order of the single network."""
     node = step.node
     if not maps[node.args[0]] or len(node.meta["val"].shape) != 2:
         raise NotVectorisable("a change of shape other than from maps to features")
-    get = plan.input(step, node.args[0])
+    get = joint.input(step, node.args[0])
     maps[node] = False
-    return lambda v: plan.form.features(get(v), plan.devices)
+    return lambda v: joint.form.features(get(v), joint.devices)
 
 
 def add_common_rules(form: Form) -> None:
-    form.rule(*ELEMENTWISE, *(f"{name}_" for name in ELEMENTWISE))(_elementwise)
+    form.rule("elementwise")(_elementwise)
     form.rule("linear")(_linear)
-    form.rule("dropout", "dropout_")(_dropout)
+    form.rule("dropout")(_dropout)
     form.rule("mean")(_mean)
-    form.rule("flatten", "view", "reshape")(_flatten)
+    form.rule("flatten")(_flatten)

@@ -1,0 +1,193 @@
+"""What a model is to do with its inputs: the loss of each sample, and a headline score from 0 to 1.
+
+A score is made of sums over samples, so that parts of a data set may be judged anywhere, in any order, and add up.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from strata.core.errors import BadInput
+
+Sums = Mapping[str, tuple[float, ...]]  # by name; whole numbers where they are counts
+
+
+@dataclass(frozen=True)
+class Objective(ABC):
+    """Subclass it for targets of another kind. Objectives are compared and hashed by their fields.
+
+    >>> class Ordinal(Classification):
+    ...     def loss(self, outputs, targets):
+    ...         return super().loss(outputs, targets) * (1 + (outputs.argmax(1) - targets).abs())
+    """
+
+    name: ClassVar[str]
+    largest_loss: ClassVar[float] = 1e6  # of a device's update that is believed: more would only spoil the round's mean
+
+    @abstractmethod
+    def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """[batch]: of each sample."""
+
+    def mean_loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """What training descends: the mean of `loss`, maybe written as one operation."""
+        return self.loss(outputs, targets).mean()
+
+    @abstractmethod
+    def sums(self, outputs: Tensor, targets: Tensor) -> Sums:
+        """What `score` and `metrics` are made of, summed over these samples."""
+
+    @abstractmethod
+    def score(self, sums: Sums) -> float:
+        """The headline, from 0 to 1 (metrics.jsonl calls it accuracy)."""
+
+    def metrics(self, sums: Sums) -> dict[str, Any]:
+        """What summary.json says beside the score."""
+        return {}
+
+    @abstractmethod
+    def check(self, targets: Tensor, outputs: Sequence[int]) -> None:
+        """Refuses targets that a model with outputs [batch, *outputs] cannot learn; nothing is converted."""
+
+    @abstractmethod
+    def example(self, samples: int, outputs: Sequence[int]) -> Tensor:
+        """Targets of the right kind, to measure a step with."""
+
+    @abstractmethod
+    def check_sums(self, sums: Sums, samples: int, outputs: Sequence[int]) -> None:
+        """ValueError unless these can be the sums over so many samples: a device of a fleet may write anything."""
+
+
+@dataclass(frozen=True)
+class Classification(Objective):
+    """Cross-entropy over classes 0 to n - 1; the score is accuracy."""
+
+    name: ClassVar[str] = "classification"
+
+    def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        return functional.cross_entropy(outputs, targets, reduction="none")
+
+    def mean_loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        return functional.cross_entropy(outputs, targets)
+
+    def sums(self, outputs: Tensor, targets: Tensor) -> Sums:
+        right = targets[outputs.argmax(1) == targets]
+        correct, counts = (torch.bincount(part, minlength=outputs.shape[1]).tolist() for part in (right, targets))
+        return {"correct": tuple(correct), "counts": tuple(counts)}
+
+    def score(self, sums: Sums) -> float:
+        return sum(sums["correct"]) / sum(sums["counts"])
+
+    def metrics(self, sums: Sums) -> dict[str, Any]:
+        return {"per_class_accuracy": list(per_class(sums))}
+
+    def check(self, targets: Tensor, outputs: Sequence[int]) -> None:
+        if targets.dtype != torch.int64 or targets.dim() != 1:
+            raise BadInput(
+                f"labels are {_kind(targets)}; classes are whole numbers, int64 [N]: convert them, or give an "
+                "objective that suits them, such as strata.data.Regression()"
+            )
+        low, high, classes = int(targets.min()), int(targets.max()), outputs[-1]
+        if low < 0 or high >= classes:
+            raise BadInput(
+                f"labels run from {low} to {high}; with {classes} classes they should be within 0 to {classes - 1}"
+            )
+
+    def example(self, samples: int, outputs: Sequence[int]) -> Tensor:
+        return torch.zeros(samples, dtype=torch.int64)
+
+    def check_sums(self, sums: Sums, samples: int, outputs: Sequence[int]) -> None:
+        if set(sums) != {"correct", "counts"} or any(len(values) != outputs[-1] for values in sums.values()):
+            raise ValueError("no counts per class")
+        if not all(type(value) is int and value >= 0 for values in sums.values() for value in values):
+            raise ValueError("counts that are none")
+        if sum(sums["counts"]) != samples:
+            raise ValueError("counts that do not fit what it holds out")
+        if any(right > count for right, count in zip(sums["correct"], sums["counts"], strict=True)):
+            raise ValueError("counts that do not fit what it holds out")
+
+
+def per_class(sums: Sums) -> tuple[float | None, ...]:
+    """Accuracy of each class; None for a class without samples."""
+    pairs = zip(sums["correct"], sums["counts"], strict=True)
+    return tuple(right / count if count else None for right, count in pairs)
+
+
+@dataclass(frozen=True)
+class Regression(Objective):
+    """Squared error of numbers, [N] or [N, outputs]. The score is the share of the targets' variance that the model
+    explains (R²), and 0 where it does worse than their mean."""
+
+    name: ClassVar[str] = "regression"
+    largest_loss: ClassVar[float] = 1e18  # squares of whatever unit the targets have
+
+    def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        return (outputs - targets.reshape(outputs.shape)).square().flatten(1).mean(1)
+
+    def sums(self, outputs: Tensor, targets: Tensor) -> Sums:
+        values = targets.reshape(outputs.shape).double()
+        errors = outputs.double() - values
+        return {
+            "samples": (len(targets),),
+            "absolute": tuple(errors.abs().sum(0).flatten().tolist()),
+            "squared": tuple(errors.square().sum(0).flatten().tolist()),
+            "targets": tuple(values.sum(0).flatten().tolist()),
+            "squared_targets": tuple(values.square().sum(0).flatten().tolist()),
+        }
+
+    def score(self, sums: Sums) -> float:
+        explained = self._explained(sums)
+        return min(1.0, max(0.0, explained)) if math.isfinite(explained) else 0.0
+
+    def metrics(self, sums: Sums) -> dict[str, Any]:
+        count = sums["samples"][0] * len(sums["squared"])
+        found = {
+            "mean_squared_error": sum(sums["squared"]) / count,
+            "mean_absolute_error": sum(sums["absolute"]) / count,
+            "explained_variance": self._explained(sums),  # as it is: it may be below 0
+        }
+        return {name: value if math.isfinite(value) else None for name, value in found.items()}
+
+    def _explained(self, sums: Sums) -> float:
+        samples = sums["samples"][0]
+        pairs = zip(sums["targets"], sums["squared_targets"], strict=True)
+        spread = sum(squares - total * total / samples for total, squares in pairs)
+        error = sum(sums["squared"])
+        if spread <= 0:  # all targets are the same
+            return 1.0 if error == 0 else 0.0
+        return 1 - error / spread
+
+    def check(self, targets: Tensor, outputs: Sequence[int]) -> None:
+        if not targets.is_floating_point():
+            raise BadInput(f"targets are {_kind(targets)}; regression learns floating point numbers: give .float()")
+        if not bool(torch.isfinite(targets).all()):
+            raise BadInput("targets have values that are not finite")
+        if tuple(targets.shape[1:]) != tuple(outputs) and (targets.dim() != 1 or math.prod(outputs) != 1):
+            wanted = ", ".join(["N", *map(str, outputs)])
+            raise BadInput(f"targets are {_kind(targets)}; the model's outputs are [{wanted}]: give both one shape")
+
+    def example(self, samples: int, outputs: Sequence[int]) -> Tensor:
+        return torch.zeros(samples, *outputs)
+
+    def check_sums(self, sums: Sums, samples: int, outputs: Sequence[int]) -> None:
+        each = dict.fromkeys(("absolute", "squared", "targets", "squared_targets"), math.prod(outputs))
+        if {name: len(values) for name, values in sums.items()} != {"samples": 1, **each}:
+            raise ValueError("no sums of errors")
+        if sums["samples"][0] != samples:
+            raise ValueError("sums that do not fit what it holds out")
+        values = [value for numbers in sums.values() for value in numbers]
+        if not all(type(value) in (int, float) and math.isfinite(value) for value in values):
+            raise ValueError("sums that are not finite")
+        if any(value < 0 for name in ("absolute", "squared", "squared_targets") for value in sums[name]):
+            raise ValueError("sums of squares that are negative")
+
+
+def _kind(targets: Tensor) -> str:
+    return f"{str(targets.dtype).removeprefix('torch.')} of shape {tuple(targets.shape)}"

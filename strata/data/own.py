@@ -1,0 +1,142 @@
+"""Your own data sets: any map-style Dataset, read once into memory."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from strata.core.errors import BadInput
+from strata.data.images import ImageSet, channel_statistics
+from strata.data.objectives import Classification, Objective
+from strata.data.partitions import from_indices
+from strata.data.samples import FederatedData, Samples
+
+IMAGE = "x"  # what an image is called that comes without a name
+
+
+def wrap(
+    train: Dataset[Any],
+    test: Dataset[Any],
+    name: str = "custom",
+    classes: int | None = None,
+    augmentation: str = "none",
+    users: Sequence[Sequence[int] | np.ndarray] | None = None,
+    objective: Objective | None = None,
+) -> FederatedData:
+    """Any map-style Datasets of (image tensor [C, H, W], label): uint8, or floats within [0, 1]; kept as uint8.
+
+    Augmentation and normalisation belong to training, so give the data sets without random transforms.
+    In place of an image there may be a tensor of other dims, or a dict of tensors by the names of the model's inputs:
+    they reach the network as they are. `objective`: None stands for classes, whole numbers from 0.
+    """
+    objective = objective or Classification()
+    train_inputs, train_targets = _read(train, "training")
+    test_inputs, test_targets = _read(test, "test")
+    if isinstance(objective, Classification):
+        train_targets, test_targets = (_as_classes(targets) for targets in (train_targets, test_targets))
+    indices = None
+    if users is not None:
+        checked = from_indices(users, len(train_targets))
+        indices = [checked[device] for device in range(len(checked))]
+    return FederatedData(
+        train=_samples(train_inputs, train_targets, train_inputs),
+        test=_samples(test_inputs, test_targets, train_inputs),
+        name=name,
+        classes=_outputs(train_targets, test_targets) if classes is None else classes,
+        users=indices,
+        augmentation=augmentation,
+        objective=objective,
+    )
+
+
+def _samples(inputs: dict[str, Tensor], targets: Tensor, training: dict[str, Tensor]) -> Samples:
+    """With the training images' mean and standard deviation, where an image is all there is."""
+    images = inputs.get(IMAGE)
+    if images is None or images.dtype != torch.uint8 or images.dim() != 4 or len(inputs) > 1:
+        return Samples(inputs, targets)
+    mean, std = channel_statistics(training[IMAGE])
+    if targets.dtype == torch.int64 and targets.dim() == 1:
+        return ImageSet(images, targets, mean, std)
+    return Samples(inputs, targets, mean, std)
+
+
+def _as_classes(targets: Tensor) -> Tensor:
+    """Whole numbers of any width as int64; others stay what they are, to be refused."""
+    if targets.is_floating_point() or targets.is_complex():
+        return targets
+    return targets.reshape(-1).to(torch.int64) if targets.numel() == len(targets) else targets
+
+
+def _outputs(train: Tensor, test: Tensor) -> int:
+    """Classes that were seen, or numbers per sample."""
+    if train.dtype == torch.int64 and train.dim() == 1:
+        return int(torch.cat([train, test]).max()) + 1
+    return train[0].numel()
+
+
+def _read(dataset: Dataset[Any], part: str) -> tuple[dict[str, Tensor], Tensor]:
+    if not hasattr(dataset, "__len__"):
+        raise BadInput(f"the {part} data set has no length; give a map-style Dataset with __len__ and __getitem__")
+    count = len(dataset)
+    if count == 0:
+        raise BadInput(f"the {part} data set is empty")
+    inputs: dict[str, Tensor] = {}
+    targets: list[Tensor] = []
+    for index in range(count):
+        where = f"sample {index} of the {part} data set"
+        try:
+            given, target = dataset[index]
+        except (TypeError, ValueError) as error:
+            raise BadInput(f"{where} is not a pair (image tensor, label)") from error
+        values = _inputs_of(given, where)
+        if not inputs:
+            inputs = {name: torch.empty((count, *value.shape), dtype=value.dtype) for name, value in values.items()}
+        if values.keys() != inputs.keys():
+            raise BadInput(f"{where} has the inputs {', '.join(values)}, the first one {', '.join(inputs)}")
+        for name, value in values.items():
+            if value.shape != inputs[name].shape[1:] or value.dtype != inputs[name].dtype:
+                raise BadInput(
+                    f"{where} has shape {tuple(value.shape)} ({value.dtype}), the first one "
+                    f"{tuple(inputs[name].shape[1:])} ({inputs[name].dtype}); all should have one shape"
+                )
+            inputs[name][index] = value
+        targets.append(_target(target, where))
+        if targets[-1].shape != targets[0].shape:
+            raise BadInput(f"{where} has a label of shape {tuple(targets[-1].shape)}; all labels should have one shape")
+    return inputs, torch.stack(targets)
+
+
+def _inputs_of(given: Any, where: str) -> dict[str, Tensor]:
+    if isinstance(given, dict) and given and all(isinstance(value, Tensor) for value in given.values()):
+        return {str(name): value for name, value in given.items()}
+    if not isinstance(given, Tensor):
+        raise BadInput(f"{where} should be an image tensor [C, H, W], another tensor, or a dict of tensors by name")
+    return {IMAGE: _as_uint8(given, where) if given.dim() == 3 else given}
+
+
+def _target(given: Any, where: str) -> Tensor:
+    try:
+        return torch.as_tensor(given)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise BadInput(f"{where} has a label that is no number: {given!r:.80}") from error
+
+
+def _as_uint8(image: Tensor, where: str) -> Tensor:
+    if image.dtype == torch.uint8:
+        return image
+    if not image.is_floating_point():
+        raise BadInput(
+            f"{where} is {image.dtype}; images should be uint8 or float, and other tensors of three dims need a name: "
+            "give a dict"
+        )
+    if not bool(((image >= 0) & (image <= 1)).all()):
+        raise BadInput(
+            f"{where} has values outside [0, 1]; give images before normalisation (uint8, or floats within [0, 1]), "
+            "Strata normalises each batch"
+        )
+    return (image.double() * 255).round().to(torch.uint8)

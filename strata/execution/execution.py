@@ -1,0 +1,70 @@
+"""How a device takes a training step. Bytes, FLOPs and training read this one value: what is counted is what runs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from strata.core.errors import BadInput
+from strata.core.settings import check, setting
+
+
+def parse_segments(text: str) -> int | str:
+    """For the command line: "auto" or a number; what else there is, Execution says."""
+    return int(text) if text.isdecimal() else text
+
+
+@dataclass(frozen=True)
+class Execution:
+    """Defaults are the paper's."""
+
+    batch_size: int = setting(32, "samples in a mini-batch", metavar="N", flag="batch", least=1, whole=True)
+    micro_batch: int | None = setting(
+        None,
+        "samples of a batch at a time, gradients accumulated over it; batch norm sees only them",
+        metavar="N",
+        least=1,
+        whole=True,
+    )
+    activation_checkpointing: int | str | None = setting(
+        None,
+        "compute activations anew in backward: auto, or at most so many segments of the forward pass (same bits)",
+        metavar="N",
+        parse=parse_segments,
+        since=2,
+    )
+    momentum: float = setting(0.9, "SGD momentum", metavar="X", least=0, below=1)
+    weight_decay: float = setting(1e-5, "SGD weight decay", metavar="X", least=0)
+    # adds mu/2 |w - w_received|^2 to the loss, so the weights are kept as they came
+    proximal: float = setting(0.0, "FedProx's mu", metavar="MU", least=0)
+
+    def __post_init__(self) -> None:
+        check(self)
+        if self.micro_batch is not None and self.micro_batch > self.batch_size:
+            raise BadInput(
+                f"the micro-batch must be within 1 and the batch size of {self.batch_size}, not {self.micro_batch}"
+            )
+        segments = self.activation_checkpointing
+        number = isinstance(segments, int) and not isinstance(segments, bool) and segments >= 2
+        if segments is not None and segments != "auto" and not number:
+            raise BadInput(f"activation checkpointing takes auto or a number of segments from 2, not {segments!r}")
+
+    @property
+    def at_once(self) -> int:
+        """Samples in one pass through the network, at the most."""
+        return self.micro_batch or self.batch_size
+
+    @property
+    def parts(self) -> tuple[int, ...]:
+        """The samples of each pass in turn: gradients are summed over them."""
+        whole, rest = divmod(self.batch_size, self.at_once)
+        return (self.at_once,) * whole + ((rest,) if rest else ())
+
+    @property
+    def slots(self) -> int:
+        """Tensors that the optimizer keeps from step to step for each parameter, of its size."""
+        return 1 if self.momentum else 0
+
+    @property
+    def copies_gradients(self) -> bool:
+        """Whether the optimizer's step needs a copy of each gradient in turn: weight decay and the proximal term do."""
+        return self.weight_decay > 0 or self.proximal > 0

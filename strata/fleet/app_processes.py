@@ -1,0 +1,120 @@
+"""Starts the app process of each task, in place of Flower's SuperExec.
+
+SuperExec is a process of its own (some 90 MiB that a small device would rather train with), starts apps of any kind,
+and takes work from whoever has started it without asking for proof. This is a thread of the SuperLink's or SuperNode's
+process that starts Strata's app only, with a secret that no other user of the machine can read.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import subprocess
+import sysconfig
+import threading
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from strata.core.errors import one_line
+from strata.core.files import write_new
+
+POLL = 0.25  # seconds between a task's arrival and its start
+AWAY = 1.0  # seconds before asking again when there was no answer
+ACQUIRE = "/flwr.proto.Runtime/AcquireTask"
+
+
+def new_secret(home: Path) -> Path:
+    """A file with it, for --superexec-auth-secret-file."""
+    home.mkdir(parents=True, exist_ok=True)
+    path = home / "executor.secret"
+    path.unlink(missing_ok=True)
+    write_new(path, secrets.token_bytes(32))
+    return path
+
+
+@dataclass
+class AppStarter:
+    address: str  # of the runtime interface, on this machine
+    task: str  # flwr-serverapp or flwr-clientapp: the kind, and the program
+    secret: Path
+    authority: Path | None  # None: in plain text
+    umask: int = -1  # of the apps; -1: as here
+    running: dict[Path, subprocess.Popen[bytes]] = field(default_factory=dict)
+
+    def start(self) -> None:
+        # The client is made here, not in the thread: without a secret or certificate the process has to end.
+        threading.Thread(target=self._work, args=(self._client(),), name="strata-app-starter", daemon=True).start()
+
+    def _work(self, client: Any) -> None:
+        """For ever. A task that cannot be started (no memory, no room on the disk) is given up, and the next one may
+        do better: nobody shows its token, so after 30 s Flower tells the server that the device's app has failed, or
+        ends the server's run as failed. Ending the process instead would cost a server all of its runs, and a device
+        that died a minute until it is admitted again."""
+        import httpx
+        from flwr.proto.runtime_pb2 import AcquireTaskRequest
+
+        said = ""
+        while True:
+            try:
+                answer = client.AcquireTask(AcquireTaskRequest(supported_task_types=[self.task]))
+                if answer.HasField("task") and answer.token:
+                    self._launch(answer.token)
+                self._tidy()
+                time.sleep(POLL)
+            except httpx.HTTPError:  # it is not up yet, or on its way down
+                time.sleep(AWAY)
+            except Exception as error:
+                trouble = f"strata: {self.task} was not started: {one_line(error, kind=True)}"
+                if trouble != said:
+                    with contextlib.suppress(OSError):  # the log may be on the disk that is full
+                        print(trouble, flush=True)
+                said = trouble
+                time.sleep(AWAY)
+
+    def _client(self) -> Any:
+        from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor, SuperExecAuthHttpInterceptor
+        from flwr.supercore.runtime import RuntimeHttpClient
+
+        signing = SuperExecAuthHttpInterceptor(
+            master_secret=self.secret.read_bytes(), protected_methods=frozenset({ACQUIRE})
+        )
+        return RuntimeHttpClient.from_server_address(
+            self.address,
+            self.authority is None,
+            None if self.authority is None else self.authority.read_bytes(),
+            [RuntimeVersionHttpInterceptor(component_name="SuperExec"), signing],
+        )
+
+    def _launch(self, token: str) -> None:
+        """The token goes by a file: everybody can read a command line."""
+        file = self.secret.with_name(f"{secrets.token_hex(8)}.token")
+        security = ["--insecure"] if self.authority is None else ["--root-certificates", str(self.authority)]
+        program = Path(sysconfig.get_path("scripts")) / self.task
+        try:
+            write_new(file, token.encode())
+            self.running[file] = subprocess.Popen(
+                [
+                    str(program),
+                    "--runtime-api-address",
+                    self.address,
+                    "--token-file",
+                    str(file),
+                    *security,
+                    "--parent-pid",
+                    str(os.getpid()),
+                ],
+                stdin=subprocess.DEVNULL,
+                umask=self.umask,
+            )
+        except BaseException:
+            file.unlink(missing_ok=True)
+            raise
+
+    def _tidy(self) -> None:
+        for file, process in list(self.running.items()):
+            if process.poll() is not None:
+                file.unlink(missing_ok=True)
+                del self.running[file]

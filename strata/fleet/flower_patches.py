@@ -1,0 +1,221 @@
+"""All that Strata changes inside Flower (1.41): six names, what stands there instead, and why Flower's own will not do.
+
+    patch_server   for the process of the SuperLink (server/superlink.py)
+    patch_device   for the process of the SuperNode (device/supernode.py)
+
+Nowhere else is Flower changed. tests/fleet/test_flower_patches.py holds each of these names, with all that the patches
+rely on, against the installed version: where Flower has changed one, it says which, and what to look at.
+Flower is imported in functions only: this file is read on devices, whose memory is for training.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import itertools
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from strata.fleet.app_bundle import bundle
+from strata.fleet.security.connection_guard import ConnectionGuard
+
+MOST_OBJECTS = 1024  # of a device's answer, each at most connection_guard.LARGEST; Flower sends arrays in 5 MiB pieces
+CONNECTED = "strata: connected"  # the device's launcher waits for this line
+REFUSED = "this device runs Strata's own app and no other"
+
+
+@dataclass(frozen=True)
+class Patch:
+    """`module`.`name` becomes `made`(what it was)."""
+
+    module: str
+    name: str
+    made: Callable[[Any], Any]
+
+    def apply(self) -> None:
+        module = importlib.import_module(self.module)
+        if not hasattr(module, self.name):
+            raise RuntimeError(f"this Flower has no {self.module}.{self.name}: Strata is made for flwr 1.41")
+        setattr(module, self.name, self.made(getattr(module, self.name)))
+
+
+def patch_server(token: str | None) -> None:
+    """`token`: the operator's; None on a plain-text server."""
+    for patch in server_patches(token):
+        patch.apply()
+
+
+def patch_device(poll: float) -> None:
+    """`poll`: seconds between two questions for work."""
+    for patch in device_patches(poll):
+        patch.apply()
+
+
+def server_patches(token: str | None) -> tuple[Patch, ...]:
+    return (
+        Patch("flwr.superlink.servicer.control.control_handlers", "start_run", only_strata_starts),
+        Patch("flwr.superlink.servicer.fleet.fleet_handlers", "push_messages", within_bounds),
+        Patch("flwr.superlink.extensions", "get_middleware", functools.partial(guarded, token=token)),
+        Patch("uvicorn", "run", without_access_log),
+    )
+
+
+def device_patches(poll: float) -> tuple[Patch, ...]:
+    return (
+        Patch("flwr.supernode.start_client_internal", "time", lambda _: ShortSleep(poll)),
+        Patch("flwr.supernode.start_client_internal", "_pull_and_store_message", only_strata_comes),
+    )
+
+
+# --- the server ------------------------------------------------------------------------------------------------------
+
+
+def only_strata_starts(start_run: Callable[..., Any]) -> Callable[..., Any]:
+    """Flower's handler of the control interface that begins a run.
+
+    Why: it takes any app bundle and would run its code here. The operator's token is no right to send code.
+    """
+    from flwr.supercore.error import ApiErrorCode, FlowerError
+
+    def start_strata(request: Any, *arguments: Any, **named: Any) -> Any:
+        if request.app_spec or request.fab.content != bundle():
+            raise FlowerError(ApiErrorCode.INVALID_APP_SPEC, "This server runs Strata's own app and no other.")
+        return start_run(request, *arguments, **named)
+
+    return start_strata
+
+
+def within_bounds(push_messages: Callable[..., Any]) -> Callable[..., Any]:
+    """Flower's handler of devices' answers.
+
+    Why: whatever an answer announces is going to be kept, so it has to end somewhere; Flower sets no bound.
+    """
+    from flwr.supercore.error import ApiErrorCode, FlowerError
+    from flwr.supercore.inflatable.inflatable_object import iterate_object_tree
+
+    def push_bounded(request: Any, state: Any) -> Any:
+        announced = itertools.chain.from_iterable(map(iterate_object_tree, request.message_object_trees))
+        if next(itertools.islice(announced, MOST_OBJECTS, None), None) is not None:
+            raise FlowerError(ApiErrorCode.FORBIDDEN_ACTION, f"An answer has at most {MOST_OBJECTS} objects.")
+        return push_messages(request=request, state=state)
+
+    return push_bounded
+
+
+def guarded(get_middleware: Callable[[], tuple[Any, ...]], token: str | None) -> Callable[[], tuple[Any, ...]]:
+    """Flower's own hook for what comes first at the door; it is filled by an extension package of Flower's only.
+
+    Why: Flower asks for proof on one of the three interfaces behind its port (see security/connection_guard.py).
+    """
+    from starlette.middleware import Middleware
+
+    def with_guard() -> tuple[Any, ...]:
+        return (Middleware(ConnectionGuard, token=token), *get_middleware())
+
+    return with_guard
+
+
+def without_access_log(run: Callable[..., None]) -> Callable[..., None]:
+    """The web server's start, which Flower calls with settings that it lets nobody change.
+
+    Why: devices ask for work every few seconds, and each question would be a line in the log; and whom a request comes
+    from, which the guard asks, is to be believed of a proxy on this machine only.
+    """
+
+    def run_quietly(**settings: Any) -> None:
+        run(**{**settings, "access_log": False, "forwarded_allow_ips": "127.0.0.1"})
+
+    return run_quietly
+
+
+# --- a device --------------------------------------------------------------------------------------------------------
+
+
+class ShortSleep:
+    """In place of the module `time`, of which Flower's device loop uses `sleep` alone.
+
+    Why: it sleeps three seconds between two questions for work, and no option says otherwise.
+    """
+
+    def __init__(self, longest: float) -> None:
+        self.longest = longest
+
+    def sleep(self, seconds: float) -> None:
+        time.sleep(min(seconds, self.longest))
+
+
+class ForeignApp(Exception):
+    pass
+
+
+def only_strata_comes(pull: Callable[..., int | None]) -> Callable[..., int | None]:
+    """Flower's step that takes a message from the server and keeps it for the app.
+
+    Why: Flower sends a device the code it is to run. Strata's bundle holds none, so any other bundle is refused here,
+    before a process is started for it, and the server is told. Two faults of Flower 1.41 are mended on the way (see
+    _as_failure and _run_of_waiting_reply). And the first call says that the device is connected, which Flower does not.
+    """
+    from flwr.app import Error, Message
+    from flwr.common.constant import ErrorCode
+    from flwr.supernode.start_client_internal import _insert_message
+
+    said = False
+
+    def pull_checked(*, receive: Any, get_fab: Any, **rest: Any) -> int | None:
+        nonlocal said
+        messages: list[Any] = []
+
+        def remembering() -> Any:
+            received = receive()
+            if received is not None:
+                messages.append(received[0])
+            return received
+
+        def checked(*arguments: Any) -> Any:
+            fab = get_fab(*arguments)
+            if fab.content != bundle():
+                raise ForeignApp
+            return fab
+
+        if not said:
+            said = True
+            print(CONNECTED, flush=True)
+        for call in ("pull_object", "confirm_message_received"):
+            rest[call] = _as_failure(rest[call])
+        try:
+            taken = pull(receive=remembering, get_fab=checked, **rest)
+            return _run_of_waiting_reply(rest["state"]) if taken is None else taken
+        except ForeignApp:
+            message = messages[-1]
+            print(f"strata: refused a foreign app of run {message.metadata.run_id}", flush=True)
+            reply = Message(Error(ErrorCode.INVALID_FAB, REFUSED), reply_to=message)
+            _insert_message(reply, rest["state"], rest["object_store"])
+            return int(message.metadata.run_id)
+
+    return pull_checked
+
+
+def _as_failure(call: Callable[..., Any]) -> Callable[..., Any]:
+    """A run that ends while its message is being fetched: Flower (1.41) forgets to drop the message then, and works on
+    it later in place of the next run's. It tidies up after failures of any other kind, so it gets one."""
+    from flwr.supercore.run import RunNotRunningException
+
+    def checked(*arguments: Any) -> Any:
+        try:
+            return call(*arguments)
+        except RunNotRunningException:
+            raise RuntimeError("the run has ended") from None
+
+    return checked
+
+
+def _run_of_waiting_reply(state: Any) -> int | None:
+    """The run of a reply that nobody has sent: Flower (1.41) sends one for each message it takes, and waits for the
+    next message before it looks again."""
+    with state.lock_msg_store:
+        for entry in state.msg_store.values():
+            if not entry.is_retrieved and entry.message.metadata.reply_to_message_id:
+                return int(entry.message.metadata.run_id)
+    return None

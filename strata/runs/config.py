@@ -1,0 +1,531 @@
+"""RunConfig: everything about a run, as one frozen tree. Each component owns its part, each field its help text and
+bounds; flags, `--help`, config.json's `request`, the comparison on resume and the fleet's messages follow from them.
+
+Python's `strata.run` takes the settings of `RunOptions`, the part that goes without a command line. No torch here:
+`strata --help` reads this file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+from strata.core.errors import BadInput
+from strata.core.files import read_object, said_plainly
+from strata.core.paths import expanded
+from strata.core.settings import Described, Needs, Tree, check, differences, part, setting
+from strata.core.sizes import parse_bytes, parse_ratio, parse_shape
+from strata.execution.execution import Execution
+from strata.planning.schedules import DEFAULT_PATIENCE, SCHEDULES
+
+if TYPE_CHECKING:
+    from strata.federation.aggregation import ServerOptimizer
+    from strata.federation.privacy import Privacy
+    from strata.federation.robust import Robust
+    from strata.federation.simulated_fleet import Fleet as SimulatedFleet
+
+FORMAT = 2  # of config.json; 1 had no number, and neither robust aggregation, privacy nor recomputation
+DEFAULT_ROUNDS = 500
+SIMULATED = "it is simulated, and these devices are real"
+
+
+def _path(text: str) -> str:
+    return str(expanded(text).absolute())
+
+
+class Component:
+    """Values are checked where it is made."""
+
+    def __post_init__(self) -> None:
+        check(self)
+
+
+@dataclass(frozen=True)
+class Problem(Component):
+    """What is learnt: a model, from data."""
+
+    model: str = setting(
+        "resnet20", "resnet20, resnet44, resnet56, densenet40 or package.module:callable", metavar="NAME"
+    )
+    classes: int | None = setting(None, "number of classes: the data's", metavar="N", whole=True, least=1)
+    input: tuple[int, ...] | None = setting(
+        None, "input shape, no batch: the data's", metavar="CxHxW", parse=parse_shape
+    )
+    init: str | None = setting(None, "start from these weights (.safetensors or a torch state dict)", metavar="FILE")
+    data: str = setting("digits", "see `strata data`", metavar="NAME")
+    data_dir: str | None = setting(None, "where the data is on disk", metavar="DIR", parse=_path)
+    partition: str = setting(
+        "iid",
+        "iid, dirichlet:0.1, shards:2, user or lazy[:N]",
+        metavar="P",
+        simulated="each device has its own data (`strata fleet device --data`)",
+    )
+
+
+@dataclass(frozen=True)
+class Approach(Component):
+    """The method, and what a device can hold."""
+
+    method: str = setting("slt", "see `strata methods`, or package.module:Class", metavar="NAME")
+    constraints: tuple[float, ...] = setting(
+        (),
+        "what the width-scaled model of this ratio needs, e.g. 0.25; several (0.125,0.25): device levels",
+        metavar="S",
+        flag="constraint",
+        key="constraints",
+        several=True,
+        parse=parse_ratio,
+    )
+    budgets: tuple[int, ...] = setting(
+        (),
+        "bytes per device, e.g. 24MiB; several: device levels",
+        metavar="SIZE",
+        flag="budget",
+        key="budgets",
+        several=True,
+        parse=parse_bytes,
+    )
+    accounting: str | None = setting(
+        None,
+        "how bytes are counted (default: paper with --constraint, peak with --budget)",
+        choices=("paper", "peak"),
+    )
+
+
+@dataclass(frozen=True)
+class MethodOptions(Component):
+    """Settings that only some methods look at: those that name them among their options (strata.methods)."""
+
+    schedule: str = setting("cumulative", "of slt: rounds per step", choices=SCHEDULES)
+    patience: int = setting(
+        DEFAULT_PATIENCE,
+        "of slt, early-stopping: rounds without better accuracy before the next step",
+        metavar="N",
+        whole=True,
+        least=1,
+        needs=Needs("schedule", ("early-stopping",)),
+    )
+    head_fraction: float = setting(
+        1.0,
+        "of slt, ablation: use this share of each head width and freeze fewer layers instead",
+        metavar="F",
+        above=0,
+        most=1,
+    )
+    variant: str | None = setting(None, "of fd: device (default), shared or pool", metavar="NAME")
+    pool: int | None = setting(None, "of fd's variant pool: number of sets", metavar="N", whole=True)
+
+
+@dataclass(frozen=True)
+class Local(Component):
+    """What a device does around its steps, and where it is simulated."""
+
+    epochs: int = setting(1, "local epochs", metavar="N", whole=True, least=1)
+    augmentation: str | None = setting(None, "default: what suits the data", metavar="NAME")
+    device: str = setting(
+        "cpu", "where networks run: cpu, cuda, cuda:N", metavar="NAME", simulated="devices train where they are"
+    )
+    kernels: str = setting(
+        "auto",
+        "our own convolutions in C, where a compiler can build them: quicker, other rounding",
+        choices=("auto", "off"),
+        simulated="they are for simulated devices",
+    )
+
+
+@dataclass(frozen=True)
+class Course(Component):
+    """The course of a run: its rounds, and all that is random in them."""
+
+    rounds: int = setting(DEFAULT_ROUNDS, "rounds of training", metavar="N", whole=True, least=1)
+    seed: int = setting(
+        0,
+        "everything random follows from it",
+        metavar="N",
+        whole=True,
+        least=0,
+        refusal="the seed is a whole number of at least 0, not {}",
+    )
+    lr: float = setting(0.1, "learning rate of the first round", metavar="X", above=0)
+    lr_end: float = setting(0.01, "of the last, along a cosine", metavar="X", above=0)
+    exact: bool = setting(
+        False,
+        "simulate every device on its own and by torch's convolutions, as a real one trains; else narrow ones run "
+        "as one network, and our own convolutions are used: equal up to float32 rounding",
+        simulated="every device trains on its own already",
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.lr_end > self.lr:
+            raise BadInput(f"the learning rate falls from lr to lr_end > 0, not from {self.lr:g} to {self.lr_end:g}")
+
+
+@dataclass(frozen=True)
+class Fleet(Component):
+    """The devices: how many, how many at a time, and what goes wrong with simulated ones."""
+
+    devices: int = setting(
+        100,
+        "devices in the fleet",
+        metavar="N",
+        whole=True,
+        least=1,
+        refusal="a fleet has at least 1 device, not {}",
+        simulated="the fleet is the devices that connect",
+    )
+    per_round: int = setting(
+        10,
+        "devices asked in a round",
+        metavar="N",
+        whole=True,
+        least=1,
+        refusal="at least 1 device per round is needed, not {}",
+    )
+    quorum: int = setting(1, "updates a round needs, else it is redone", metavar="N", whole=True, least=1)
+    dropout: float = setting(
+        0.0,
+        "simulated: share of devices that fail",
+        metavar="P",
+        least=0,
+        below=1,
+        refusal="dropout is the share of devices that fail, from 0 to below 1, not {}",
+        simulated=SIMULATED,
+    )
+    stragglers: str | None = setting(
+        None,
+        "simulated: slow devices, such as 0.2:3",
+        metavar="SHARE:SLOWDOWN",
+        simulated=SIMULATED,
+        needs=Needs(
+            "deadline",
+            instead="--stragglers matter only where they can come too late: give a --deadline, such as 2, as well",
+        ),
+    )
+    deadline: float | None = setting(
+        None,
+        "simulated: updates later than T times an ordinary device's time are lost",
+        metavar="T",
+        above=0,
+        refusal="the deadline is a number of an ordinary device's times, above 0, such as 2, not {}",
+    )
+
+
+@dataclass(frozen=True)
+class Updates(Component):
+    """How the server takes what devices send."""
+
+    weighted: bool = setting(False, "mean weighted by samples")
+    norm_bound: float | None = setting(
+        None,
+        "refuse updates that change more than this (L2)",
+        metavar="X",
+        above=0,
+        refusal="the norm bound must be a number above 0, not {}",
+    )
+    aggregation: str = setting(
+        "mean",
+        "mean (default), or against devices that lie: median, trimmed:SHARE (left out at each end; default 0.1)",
+        metavar="RULE",
+        since=2,
+    )
+
+
+@dataclass(frozen=True)
+class Server(Component):
+    """The server's optimizer, on the command line; in Python `server=ServerOptimizer(...)`."""
+
+    server_optimizer: str = setting("none", "of the server", choices=("none", "momentum", "adam"))
+    server_lr: float | None = setting(None, "its learning rate (default 1; adam 0.01)", metavar="X", above=0)
+    server_momentum: float = setting(
+        0.9,
+        "its first beta",
+        metavar="X",
+        least=0,
+        below=1,
+        needs=Needs("server_optimizer", ("momentum", "adam")),
+    )
+
+    def optimizer(self) -> ServerOptimizer:
+        from strata.federation.aggregation import ServerOptimizer
+
+        lr = 0.01 if self.server_optimizer == "adam" else 1.0
+        return ServerOptimizer(
+            self.server_optimizer, lr if self.server_lr is None else self.server_lr, self.server_momentum
+        )
+
+
+@dataclass(frozen=True)
+class PrivacySettings(Component):
+    """Differential privacy of devices."""
+
+    dp_noise: float | None = setting(None, "deviation of the noise, in units of the clip", metavar="Z", since=2)
+    dp_clip: float | None = setting(None, "a device's change is scaled down to this L2 norm", metavar="C", since=2)
+    dp_delta: float | None = setting(None, "of the reported epsilon (default devices^-1.1)", metavar="D", since=2)
+    dp_seed: int | None = setting(
+        None,
+        "noise and sampling from this seed, for tests and studies: who knows it can take the noise off again",
+        metavar="N",
+        since=2,
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if (self.dp_noise is None) != (self.dp_clip is None):
+            raise BadInput("differential privacy needs both: dp_noise (such as 1) and dp_clip (such as 0.5)")
+        if self.dp_noise is None and (self.dp_delta is not None or self.dp_seed is not None):
+            raise BadInput("dp_delta and dp_seed belong to differential privacy: give dp_noise and dp_clip with them")
+
+    def of(self, devices: int) -> Privacy | None:
+        from strata.federation.privacy import Privacy
+
+        if self.dp_noise is None or self.dp_clip is None:
+            return None
+        delta = devices**-1.1 if self.dp_delta is None else self.dp_delta
+        return Privacy(self.dp_noise, self.dp_clip, delta, self.dp_seed)
+
+
+@dataclass(frozen=True)
+class Evaluations(Component):
+    """When and on what the model is evaluated."""
+
+    eval_every: int | None = setting(
+        None,
+        "rounds (default: a hundredth of all, at least 1)",
+        metavar="N",
+        whole=True,
+        least=1,
+        refusal="evaluation is every 1 or more rounds, not every {}",
+    )
+    bn: str = setting(
+        "re-estimated",
+        "batch norm in evaluation",
+        choices=("re-estimated", "batch"),
+        refusal="bn is one of re-estimated, batch, not {}",
+    )
+    validation: float = setting(
+        0.0,
+        "of the training data, held out: for early stopping, and for batch norm under differential privacy",
+        metavar="SHARE",
+        least=0,
+        below=1,
+        refusal="validation is the share of training data to hold out, such as 0.05, not {}",
+    )
+
+
+@dataclass(frozen=True)
+class Machine(Component):
+    """Where the work is done. Changes no result, but for task_timeout."""
+
+    workers: int | None = setting(
+        None,
+        "worker processes (default: one per core; 0: none)",
+        metavar="N",
+        whole=True,
+        least=0,
+        refusal="workers are 0 (all in this process) or more, not {}",
+    )
+    engine: str = setting("local", "where they are", choices=("local", "ray"), simulated="it is the devices")
+    ray_address: str | None = setting(
+        None,
+        "of a Ray cluster, or auto; else one here, for now",
+        metavar="HOST:PORT",
+        simulated="no Ray is used",
+        needs=Needs("engine", ("ray",)),
+    )
+    ray_gpus: float | None = setting(
+        None,
+        "of a GPU, for each worker (with --device cuda)",
+        metavar="SHARE",
+        simulated="no Ray is used",
+        needs=Needs("engine", ("ray",)),
+    )
+    checkpoint_every: int = setting(
+        1,
+        "rounds between checkpoints",
+        metavar="N",
+        whole=True,
+        least=1,
+        refusal="checkpoints are every 1 or more rounds, not every {}",
+        simulated="a fleet's run is saved after every round",
+    )
+    task_timeout: float | None = setting(
+        None,
+        "give up a device whose work takes longer in real time (off: results would depend on the machine)",
+        metavar="SECONDS",
+        above=0,
+        refusal="--task-timeout is a number of seconds above 0, not {}",
+        simulated="use --deadline",
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.task_timeout is not None and self.engine == "local" and self.workers == 0:
+            raise BadInput("--task-timeout gives up worker processes, and --workers 0 has none: leave one of them out")
+
+
+@dataclass(frozen=True)
+class RunOptions(Tree):
+    """What `strata.run` takes as keywords: all that is not model, data, method or training on a device."""
+
+    course: Course = part(Course, "rounds")
+    fleet: Fleet = part(Fleet, "fleet")
+    updates: Updates = part(Updates, "server")
+    privacy: PrivacySettings = part(PrivacySettings, "differential privacy of devices")
+    evaluation: Evaluations = part(Evaluations, "evaluation")
+
+    def __post_init__(self) -> None:
+        """What components cannot know of each other."""
+        rule, weighted = self.updates.aggregation, self.updates.weighted
+        if self.robust and weighted:
+            raise BadInput(f"aggregation {rule} gives every device one voice: leave out weighted")
+        if self.private is None:
+            return
+        if weighted:
+            raise BadInput("with differential privacy how many samples a device has is private: leave out weighted")
+        if self.robust:
+            raise BadInput(f"differential privacy bounds a sum, and {rule} is none: leave one of them out")
+        if self.fleet.quorum != 1:
+            raise BadInput(
+                "with differential privacy a round counts whoever answers, and is never redone: leave out the quorum"
+            )
+
+    @property
+    def evaluated_every(self) -> int:
+        """In rounds: as asked, else 100 times in a run."""
+        asked = self.evaluation.eval_every
+        return max(1, self.course.rounds // 100) if asked is None else asked
+
+    @property
+    def robust(self) -> Robust | None:
+        from strata.federation.robust import parse_aggregation
+
+        return parse_aggregation(self.updates.aggregation)
+
+    @property
+    def private(self) -> Privacy | None:
+        return self.privacy.of(self.fleet.devices)
+
+    def simulated_fleet(self) -> SimulatedFleet:
+        from strata.federation.simulated_fleet import Fleet, parse_stragglers
+
+        fleet = self.fleet
+        share, slowdown = parse_stragglers(fleet.stragglers)
+        return Fleet(self.course.seed, fleet.devices, fleet.dropout, share, slowdown, fleet.deadline)
+
+
+@dataclass(frozen=True)
+class RunConfig(Tree):
+    """A run as the command line, an experiment or an operator of a fleet asks for it: plain values only."""
+
+    problem: Problem = part(Problem, "model and data")
+    approach: Approach = part(Approach, "method and memory")
+    method_options: MethodOptions = part(MethodOptions, "of some methods only")
+    execution: Execution = part(Execution, "a training step")
+    local: Local = part(Local, "training on a device")
+    course: Course = part(Course, "rounds")
+    fleet: Fleet = part(Fleet, "fleet")
+    updates: Updates = part(Updates, "server")
+    server: Server = part(Server, "server's optimizer")
+    privacy: PrivacySettings = part(
+        PrivacySettings, "differential privacy of devices (docs/security.md says what it covers)"
+    )
+    evaluation: Evaluations = part(Evaluations, "evaluation")
+    machine: Machine = part(Machine, "machine (changes no result, but for --task-timeout)", kept=False)
+
+    @property
+    def options(self) -> RunOptions:
+        return RunOptions(self.course, self.fleet, self.updates, self.privacy, self.evaluation)
+
+    @property
+    def may_use_kernels(self) -> bool:
+        """Our own code in C, where there is a compiler for it."""
+        return self.local.kernels != "off" and not self.course.exact
+
+    def check(self, levels_needed: bool = True) -> None:
+        """What the run itself would say, but before anything is read, written or sent. `levels_needed` False: what
+        devices can hold may still be unknown, as before a fleet of real ones has reported."""
+        from strata.methods.choice import check_levels
+
+        self.options.simulated_fleet()
+        self.server.optimizer()
+        check_levels(self.approach.method, self.approach.constraints, self.approach.budgets, levels_needed)
+
+    @classmethod
+    def of_folder(cls, folder: Path, given: Mapping[str, Any]) -> Self:
+        """What the folder's run was asked for; `given` now may repeat it, but not change it."""
+        with said_plainly(folder):
+            if not (folder / "config.json").exists():
+                raise BadInput(f"there is no run to resume in {folder}")
+        written = read_object(folder / "config.json")
+        if written.get("format", 1) not in range(1, FORMAT + 1):
+            raise BadInput(f"{folder} was written by a later version of Strata: resume it with that")
+        saved = written.get("request")
+        if not isinstance(saved, dict):
+            raise BadInput(f"{folder} was started from Python: resume it there, with strata.run(..., resume=True)")
+        config = cls.from_json(saved)
+        changed = config.changed(**given)
+        found = differences(config.to_json(), changed.to_json())
+        if found:
+            raise BadInput(
+                f"{folder} was started with other settings: {'; '.join(found)}. "
+                "Resume with the same ones (or none), or start another run in another folder"
+            )
+        return changed  # the machine may be another
+
+
+# --- settings that nothing would look at -------------------------------------------------------------------------
+
+
+def users_of(key: str) -> list[str]:
+    """The methods whose card names this setting of MethodOptions."""
+    from strata.methods import METHODS
+
+    return [name for name, method in METHODS.items() if key in method.card.options]
+
+
+def of_some_methods() -> list[str]:
+    """The keys of MethodOptions."""
+    return [key for key, one in RunConfig.described().items() if one.part == "method_options"]
+
+
+def refuse_unused(given: Mapping[str, Any], methods: Sequence[str], budgets_follow: bool = False) -> None:
+    """Says which of the settings that were `given` on the command line nothing would look at.
+
+    For new runs only: what a folder's run was started with is not given anew. `budgets_follow`: from real devices.
+    """
+    from strata.methods import method_class
+
+    classes = [method_class(name) for name in methods]
+    known = RunConfig.described()
+    these = " or ".join(methods)
+    for key in of_some_methods():
+        users = users_of(key)
+        if key in given and not any(key in method.card.options for method in classes):
+            raise BadInput(f"{known[key].option} is for the method {' or '.join(users)}, not for {these}: leave it out")
+    counted = "constraints" not in given and (budgets_follow or "budgets" in given)
+    if "accounting" in given and not counted and not any(method.card.needs_plan for method in classes):
+        raise BadInput(
+            f"--accounting says how the bytes of a budget are counted, and {these} has none here: leave it out, or "
+            "give a --budget, such as 24MiB"
+        )
+    refuse_without_needed(given, known)
+
+
+def refuse_without_needed(given: Mapping[str, Any], known: Mapping[str, Described]) -> None:
+    """Says which of them need another one that was not given."""
+    for key in given:
+        needs = known[key].known.needs
+        if needs is None:
+            continue
+        value = given.get(needs.key, known[needs.key].default)
+        if value in needs.values if needs.values else value is not None:
+            continue
+        give = "that" if len(needs.values) == 1 else "one of them"
+        raise BadInput(
+            needs.instead
+            or f"{known[key].option} is for {known[needs.key].option} {' or '.join(needs.values)}: "
+            f"give {give}{' too' if give == 'that' else ''}, or leave it out"
+        )

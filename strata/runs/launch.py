@@ -1,0 +1,241 @@
+"""From a RunConfig to a run: the one way for `strata run`, `compare`, `experiment` and `fleet`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+from torch import nn
+
+from strata.core.errors import BadInput
+from strata.core.files import read_json
+from strata.core.seeds import derive
+from strata.data import FederatedData, Samples, hold_out, load
+from strata.engines import Engine
+from strata.engines.ray import Ray
+from strata.graph import ChannelGraph
+from strata.methods import Method, method_class
+from strata.methods.choice import method_named
+from strata.methods.heads import is_prepared, prepared_model
+from strata.models.loading import load_model
+from strata.runs.callbacks import Callback, trackers
+from strata.runs.config import Machine, RunConfig, of_some_methods
+from strata.runs.folder import has_checkpoint, is_finished, refuse_used
+from strata.runs.progress import display
+from strata.runs.running import Prepared, carry_out, complete, make_engine
+from strata.runs.session import Result
+from strata.training import LocalTraining
+
+
+def launch(
+    config: RunConfig,
+    out: Path,
+    *,
+    resume: bool = False,
+    progress: bool = True,
+    callbacks: Iterable[Callback] = (),
+    tensorboard: bool = False,
+    mlflow: bool = False,
+    resources: Resources | None = None,
+    prepared: Prepared | None = None,
+) -> Result:
+    """The run that was asked for. `resources`: of several runs that follow each other. `prepared`: what a fleet makes
+    of the config itself."""
+    config.check()
+    if not resume:
+        refuse_used(out)  # before the slow part; checked again, under the lock, when the run begins
+    elif is_finished(out):
+        display(progress).say(f"{out} is finished: nothing to do")
+        return Result(out, read_json(out / "summary.json"))
+    listeners = [*callbacks, *trackers(tensorboard, mlflow)]
+    shared = Resources() if resources is None else resources
+    try:
+        return carry_out(
+            prepared or shared.prepare(config, with_weights=not has_checkpoint(out)),
+            out,
+            checkpoint_every=config.machine.checkpoint_every,
+            resume=resume,
+            progress=progress,
+            callbacks=listeners,
+            request=config.to_json(),
+        )
+    finally:
+        if resources is None:
+            shared.close()
+
+
+class Resources:
+    """Data, network and workers, kept from one run to the next where both need the same."""
+
+    def __init__(self) -> None:
+        self._data: tuple[Any, FederatedData] | None = None
+        self._graph: tuple[Any, ChannelGraph] | None = None
+        self._engine: tuple[Any, Engine] | None = None
+        self._methods: dict[RunConfig, Method] = {}
+
+    def prepare(self, config: RunConfig, with_weights: bool = True) -> Prepared:
+        """Workers prepare themselves while the plan is made."""
+        data = self.data(config)
+        model = make_model(config, data, with_weights)
+        whole = self._whole(config, model)
+        training = make_training(config, data)
+        engine = self.engine(config, whole, training)
+        method = self._methods.pop(config) if config in self._methods else None
+        return Prepared(
+            model=whole,
+            plain=model,
+            data=data,
+            method=method or make_method(config, self.graph(config, whole)),
+            options=config.options,
+            training=training,
+            server=config.server.optimizer(),
+            partition=config.problem.partition,
+            engine=engine,
+            pretrained=config.problem.init is not None,
+        )
+
+    def prepare_methods(self, configs: Sequence[RunConfig]) -> None:
+        """Of runs with the same model and data, before the first begins: what cannot be done is said at once."""
+        first = configs[0]
+        data = self.data(first)
+        model = make_model(first, data)
+        self.engine(first, self._whole(first, model), make_training(first, data))
+        for config in configs:
+            self._methods[config] = make_method(config, self.graph(config, self._whole(config, model)))
+
+    def _whole(self, config: RunConfig, model: nn.Module) -> nn.Module:
+        """The model that devices train parts of: as the method wants it."""
+        return prepared_model(method_class(config.method), model, self.data(config).inputs, config.seed)
+
+    def data(self, config: RunConfig) -> FederatedData:
+        key = (config.problem.data, config.problem.data_dir)
+        if self._data is None or self._data[0] != key:
+            self._data = None  # two data sets need not be in memory at once
+            self._data = (key, load_data(config))
+        return self._data[1]
+
+    def graph(self, config: RunConfig, model: nn.Module) -> ChannelGraph:
+        key = (config.problem.model, config.problem.data, config.problem.data_dir, _own_model(config))
+        if self._graph is None or self._graph[0] != key:
+            self._graph = (key, ChannelGraph(model, self.data(config).inputs))
+        return self._graph[1]
+
+    def engine(self, config: RunConfig, model: nn.Module, training: LocalTraining) -> Engine:
+        """Its workers hold the training data, less the validation split, which depends on the seed."""
+        problem, evaluation = config.problem, config.evaluation
+        split = (evaluation.validation, config.course.seed) if evaluation.validation else None
+        key = (problem.model, problem.data, problem.data_dir, training, config.machine, split, _own_model(config))
+        if self._engine is None or self._engine[0] != key:
+            self.close()
+            rest, held = split_data(config, self.data(config))
+            made = make_engine(
+                model,
+                rest,
+                training,
+                config.machine.workers,
+                held=held,
+                timeout=config.machine.task_timeout,
+                ray=ray_of(config.machine),
+                source=lambda: split_data(config, load_data(config)),
+            )
+            self._engine = (key, made)
+        return self._engine[1]
+
+    def close(self) -> None:
+        if self._engine is not None:
+            self._engine[1].close()
+            self._engine = None
+
+
+def _own_model(config: RunConfig) -> tuple[str, int] | None:
+    """What tells the models of methods apart that make one of their own."""
+    return (config.method, config.seed) if is_prepared(method_class(config.method)) else None
+
+
+# --- the parts of a run --------------------------------------------------------------------------------------------
+
+
+def load_data(config: RunConfig) -> FederatedData:
+    problem = config.problem
+    data = load(problem.data, problem.data_dir)
+    if problem.classes is not None and problem.classes != data.classes:
+        raise BadInput(
+            f"--classes is {problem.classes} and {data.name} has {data.classes} classes: give the same or none"
+        )
+    if problem.input is not None and tuple(problem.input) != tuple(data.input_shape):
+        ours, theirs = ("x".join(map(str, shape)) for shape in (problem.input, data.input_shape))
+        raise BadInput(f"--input is {ours} and the images of {data.name} are {theirs}: give the same or none")
+    return data
+
+
+def split_data(config: RunConfig, data: FederatedData) -> tuple[FederatedData, Samples | None]:
+    """Training and test data, and the validation split, if any."""
+    share = config.evaluation.validation
+    return hold_out(data, share, config.course.seed) if share else (data, None)
+
+
+def make_model(config: RunConfig, data: FederatedData, with_weights: bool = True) -> nn.Module:
+    """Initialised from the seed alone."""
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(derive(config.course.seed, "init"))
+        model = load_model(config.problem.model, data.classes, data.input_shape)
+    if config.problem.init is not None and with_weights:
+        load_weights(model, Path(config.problem.init))
+    return model
+
+
+def make_training(config: RunConfig, data: FederatedData) -> LocalTraining:
+    augmentation = config.local.augmentation
+    return complete(_local(config, data.augmentation if augmentation is None else augmentation), data)
+
+
+def _local(config: RunConfig, augmentation: str) -> LocalTraining:
+    execution = config.execution
+    return LocalTraining(
+        **{one.name: getattr(execution, one.name) for one in fields(execution)},
+        epochs=config.local.epochs,
+        augmentation=augmentation,
+        device=config.local.device,
+        kernels=None if config.may_use_kernels else False,
+    )
+
+
+def make_method(config: RunConfig, graph: ChannelGraph) -> Method:
+    approach = config.approach
+    own = method_class(approach.method).card.options
+    options = {key: getattr(config, key) for key in of_some_methods() if key in own}
+    return method_named(
+        approach.method,
+        graph,
+        constraints=approach.constraints,
+        budgets=approach.budgets,
+        execution=config.execution,
+        rounds=config.course.rounds,
+        seed=config.course.seed,
+        accounting=approach.accounting,
+        model_name=config.problem.model,
+        **{key: value for key, value in options.items() if value is not None},
+    )
+
+
+def ray_of(machine: Machine) -> Ray | None:
+    return Ray(machine.ray_address, machine.ray_gpus or 0.0) if machine.engine == "ray" else None
+
+
+def load_weights(model: nn.Module, path: Path) -> None:
+    """From a .safetensors file, or one that torch.save wrote of a state dict (read without running code in it)."""
+    try:
+        if path.suffix == ".safetensors":
+            weights = load_file(path)
+        else:
+            weights = torch.load(path, map_location="cpu", weights_only=True)
+        model.load_state_dict(weights)
+    except FileNotFoundError:
+        raise BadInput(f"there is no file {path} to start from") from None
+    except Exception as error:
+        text = " ".join(str(error).split())
+        raise BadInput(f"{path} does not hold weights for this model: {text[:300]}") from error

@@ -1,0 +1,116 @@
+"""What one process has built and found out for the cuts of one graph, kept for the next task.
+
+One object per process and graph: whoever trains or evaluates holds it and passes it on. Nothing in it changes a
+result; it only saves building the same submodel, choosing the same places and measuring the same bytes again.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
+from functools import partial
+from typing import TYPE_CHECKING
+
+from torch import Tensor
+
+from strata.execution.placement import place
+from strata.execution.segments import Placement, Segmented
+from strata.training import kernels
+from strata.training.submodels import BuiltSubmodel, build, structure_digest
+from strata.training.vectorised import Grouped, NotVectorisable
+from strata.training.vectorised.width import suits_kernels
+
+if TYPE_CHECKING:
+    from strata.graph import ChannelGraph, Cut
+    from strata.training.settings import LocalTraining
+
+SUBMODELS_KEPT = 32  # the levels of a fleet and what is evaluated, with room to spare
+SUBMODEL_BYTES_KEPT = 256 * 2**20  # of their weights, in all; at least two submodels stay
+STRUCTURES_KEPT = 1024  # random cuts come without end
+NETWORKS_KEPT = 8  # of several devices
+
+Forward = Callable[..., Tensor]  # a batch's inputs -> the network's outputs
+
+
+class Workspace:
+    def __init__(self, graph: ChannelGraph) -> None:
+        self.graph = graph
+        self._structures: OrderedDict[str, str] = OrderedDict()
+        self._submodels: OrderedDict[tuple[str, str], BuiltSubmodel] = OrderedDict()
+        self._placements: dict[tuple[str, int | str, int], Placement] = {}
+        self._networks: OrderedDict[tuple[str, int, str, bool], Grouped | None] = OrderedDict()
+        self._measured: dict[Hashable, int] = {}
+
+    def structure(self, cut: Cut) -> str:
+        """Equal for cuts whose submodels differ in weights only: tasks that share it share one module."""
+        if cut.hash not in self._structures:
+            self._structures[cut.hash] = structure_digest(self.graph, cut)
+            if len(self._structures) > STRUCTURES_KEPT:
+                self._structures.popitem(last=False)
+        return self._structures[cut.hash]
+
+    def submodel(self, cut: Cut, device: str = "cpu") -> BuiltSubmodel:
+        """The module for this cut, with whatever weights it had last: `load` comes next."""
+        key = (self.structure(cut), device)
+        if key not in self._submodels:
+            self._submodels[key] = build(self.graph, cut, device)
+        self._submodels.move_to_end(key)
+        while self._too_many():
+            self._submodels.popitem(last=False)
+        return self._submodels[key]
+
+    def _too_many(self) -> bool:
+        kept = self._submodels.values()
+        return len(kept) > SUBMODELS_KEPT or (len(kept) > 2 and sum(one.bytes for one in kept) > SUBMODEL_BYTES_KEPT)
+
+    def forward(self, cut: Cut, settings: LocalTraining) -> Forward:
+        """How a device runs the cut's submodel in training: as a whole, or in segments that are computed anew."""
+        built = self.submodel(cut, settings.device)
+        placement = self.placement(cut, settings)
+        if placement is None or not placement.cuts:
+            return built.module
+        if placement not in built.segmented:
+            built.segmented[placement] = Segmented(built.module.train_graph, placement)  # type: ignore[arg-type]
+        segmented = built.segmented[placement]
+
+        def forward(*inputs: Tensor) -> Tensor:
+            # the second run, within backward, has to round like the first
+            alike = partial(kernels.own_convolutions, kernels.in_use())
+            return segmented(built.module, *inputs, surroundings=alike)
+
+        return forward
+
+    def placement(self, cut: Cut, settings: LocalTraining) -> Placement | None:
+        """Where activation checkpointing cuts the forward pass; None: the settings want none of it."""
+        segments = settings.activation_checkpointing
+        if segments is None:
+            return None
+        key = (self.structure(cut), segments, settings.at_once)
+        if key not in self._placements:
+            self._placements[key] = place(self.graph, cut, *key[1:])
+        return self._placements[key]
+
+    def recomputed_flops(self, cut: Cut, settings: LocalTraining) -> int:
+        """Per sample, what activation checkpointing adds to training the cut."""
+        placement = self.placement(cut, settings)
+        return 0 if placement is None else placement.recomputed_flops
+
+    def network(self, cut: Cut, devices: int, settings: LocalTraining) -> Grouped | None:
+        """So many devices' submodels as one; None where the cut has no such form."""
+        key = (self.structure(cut), devices, settings.device, bool(settings.kernels))
+        if key not in self._networks:
+            try:
+                own_kernels = bool(settings.kernels) and suits_kernels(self.graph, cut)
+                self._networks[key] = Grouped(self.graph, cut, devices, settings.device, own_kernels)
+            except NotVectorisable:
+                self._networks[key] = None
+            while len(self._networks) > NETWORKS_KEPT:
+                self._networks.popitem(last=False)
+        self._networks.move_to_end(key)
+        return self._networks[key]
+
+    def measured(self, kind: Hashable, measure: Callable[[], int]) -> int:
+        """Bytes of this kind of step, measured the first time."""
+        if kind not in self._measured:
+            self._measured[kind] = measure()
+        return self._measured[kind]
