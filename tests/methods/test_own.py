@@ -119,12 +119,12 @@ def test_a_method_without_levels_must_fit_every_device() -> None:
 
     need = memory(graph, graph.full(), Execution(16)).total
     for budgets in ((), (need,), (2 * need, need)):
-        assert isinstance(method_named(Whole, graph, budgets=budgets, batch_size=16), Whole)
+        assert isinstance(method_named(Whole, graph, budgets=budgets, execution=Execution(16)), Whole)
     with pytest.raises(Infeasible, match=f"Whole needs up to {need} bytes on every device, 1 more than the budget of"):
-        method_named(Whole, graph, budgets=(need - 1, need), batch_size=16)
-    assert isinstance(method_named(Whole, graph, constraints=(1.0,), batch_size=16), Whole)
+        method_named(Whole, graph, budgets=(need - 1, need), execution=Execution(16))
+    assert isinstance(method_named(Whole, graph, constraints=(1.0,), execution=Execution(16)), Whole)
     with pytest.raises(Infeasible):
-        method_named(Whole, graph, constraints=(0.5,), batch_size=16)
+        method_named(Whole, graph, constraints=(0.5,), execution=Execution(16))
     with pytest.raises(BadInput, match="Whole has no option pool: it has none"):
         method_named(Whole, graph, pool=3)
 
