@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from strata.execution.flops import forward_by_operation
+from strata.execution.compute import forward_by_operation
 from strata.execution.segments import Placement, Segmented, writes
 from strata.execution.simulated import Pass, Values, each
 from strata.graph import Ref

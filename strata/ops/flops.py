@@ -16,7 +16,7 @@ from strata.ops.sized import SizedOp
 
 
 class Count(NamedTuple):
-    """As torch's FlopCounterMode counts on a CPU, and what that gets wrong (see execution/flops.py)."""
+    """As torch's FlopCounterMode counts on a CPU, and what that gets wrong (see execution/compute.py)."""
 
     forward: int = 0
     train: int = 0  # forward and backward

@@ -163,9 +163,7 @@ def test_width_methods_are_accounted_as_the_constraint_means(tmp_path: Path, reb
     assert summary(made).rows[0][5] == 0.4
 
 
-def test_micro_batches_are_accounted_and_checkpointing_by_true_bytes(
-    tmp_path: Path, rebuilt: Reconstruction
-) -> None:
+def test_micro_batches_are_accounted_and_checkpointing_by_true_bytes(tmp_path: Path, rebuilt: Reconstruction) -> None:
     from strata.execution import memory
 
     (graph,) = rebuilt._graphs.values()
