@@ -260,10 +260,10 @@ class _Description:
             for base in cls.__bases__:
                 self._class(base)
             for name, value in vars(cls).items():
-                function = inspect.unwrap(value) if callable(value) else value
-                if isinstance(function, types.FunctionType) and _kind_of(_home(function)) == "user":
-                    self._say("put in", name)
-                    self._value(function)
+                for function in (value, inspect.unwrap(value)) if callable(value) else ():
+                    if isinstance(function, types.FunctionType) and _kind_of(_home(function)) == "user":
+                        self._say("put in", name)
+                        self._value(function)
 
     def _function(self, function: types.FunctionType) -> None:
         home = _home(function)
