@@ -24,7 +24,6 @@ PARTS_OF_MEMORY = {"weights": FROZEN, "gradients": "#9db9d6", "activations": "#8
 DOTS = "#2f7ab8"
 
 STYLE: dict[str, Any] = {
-    "font.family": "DejaVu Sans",
     "font.size": 9,
     "axes.titlesize": 9,
     "axes.labelsize": 9,
@@ -39,8 +38,8 @@ STYLE: dict[str, Any] = {
     "savefig.dpi": 200,
     "svg.fonttype": "none",
     "svg.hashsalt": "strata",
-    "text.parse_math": False,  # names come from run folders: they are never read as TeX
 }
+PLAIN_TEXT = {"text.parse_math": False}  # for names that others chose: never read as TeX (axes of logarithms need it)
 _NO_DATE: dict[str, dict[str, Any]] = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}
 
 

@@ -49,7 +49,7 @@ class Estimate:
 
 
 @dataclass(frozen=True)
-class Phase:
+class Stage:
     """Rounds in which devices do the same kind of work."""
 
     rounds: int
@@ -89,21 +89,21 @@ class Estimator:
         method = make_method(request, network.graph)
         settings = _settings(request, setup)
         per_sample = flops_of_tasks(method, lambda cut: network.workspace.recomputed_flops(cut, settings))
-        phases = phases_of(method, request)
-        speeds: dict[int, tuple[float, float]] = {}  # FLOP per second of one core in training and evaluation, by phase
+        stages = stages_of(method, request)
+        speeds: dict[int, tuple[float, float]] = {}  # FLOP per second of one core in training and evaluation, by stage
         if self.calibrate:
-            for number in sorted({0, len(phases) // 2, len(phases) - 1}):
-                phase = phases[number]
-                training = self._speed(phase, network, request, settings, per_sample)
-                speeds[number] = training, self._forward_speed(phase.evaluated, network, setup)
+            for number in sorted({0, len(stages) // 2, len(stages) - 1}):
+                stage = stages[number]
+                training = self._speed(stage, network, request, settings, per_sample)
+                speeds[number] = training, self._forward_speed(stage.evaluated, network, setup)
         evaluations = 1 / (request.eval_every or 1)  # per round
         train = forward = seconds = 0.0
-        for number, phase in enumerate(phases):
-            samples = phase.rounds * request.per_round * (setup.samples // request.devices)
-            here = samples * sum(map(per_sample, phase.tasks)) / len(phase.tasks)
-            decides = method.needs_accuracy and phase is not phases[-1]  # where early stopping looks at every round
-            judged = phase.rounds * (1 if decides else evaluations) * setup.test_samples
-            judged *= flops(network.graph, phase.evaluated).forward
+        for number, stage in enumerate(stages):
+            samples = stage.rounds * request.per_round * (setup.samples // request.devices)
+            here = samples * sum(map(per_sample, stage.tasks)) / len(stage.tasks)
+            decides = method.needs_accuracy and stage is not stages[-1]  # where early stopping looks at every round
+            judged = stage.rounds * (1 if decides else evaluations) * setup.test_samples
+            judged *= flops(network.graph, stage.evaluated).forward
             train += here
             forward += judged
             if speeds:
@@ -119,14 +119,14 @@ class Estimator:
         return self._networks[key]
 
     def _speed(
-        self, phase: Phase, network: Network, request: RunConfig, settings: LocalTraining, per_sample: PerSample
+        self, stage: Stage, network: Network, request: RunConfig, settings: LocalTraining, per_sample: PerSample
     ) -> float:
         """Over one device, or one vectorised group of devices, of each level."""
         setup = SETUPS[request.data]
         work = seconds = 0.0
-        for task in phase.tasks:
-            devices = max(1, request.per_round // len(phase.tasks))
-            alike = [replace(task, device=task.device + n * len(phase.tasks)) for n in range(devices)]
+        for task in stage.tasks:
+            devices = max(1, request.per_round // len(stage.tasks))
+            alike = [replace(task, device=task.device + n * len(stage.tasks)) for n in range(devices)]
             group = cohorts(network.workspace, alike, [request.batch * BATCHES] * devices, settings)[0]
             cost = per_sample(task)
 
@@ -208,13 +208,13 @@ def seconds_per_sample(network: Network, tasks: Sequence[Task], settings: LocalT
         return (time.perf_counter() - began) / (samples * len(tasks))
 
 
-def phases_of(method: Method, request: RunConfig) -> list[Phase]:
-    """SLT's steps that get rounds (early stopping: assumed to be equally long), or the one phase of the others."""
+def stages_of(method: Method, request: RunConfig) -> list[Stage]:
+    """SLT's steps that get rounds (early stopping: assumed to be equally long), or the one stage of the others."""
     levels = max(1, len(request.constraints))
     if not isinstance(method, SLT):
         tasks = method.assign(0, [device for device in range(levels) if method.can_train(device)])
-        return [Phase(request.rounds, tuple(tasks), method.evaluation_cut(request.rounds - 1))]
-    plan, phases, begun = method.plan, [], 0
+        return [Stage(request.rounds, tuple(tasks), method.evaluation_cut(request.rounds - 1))]
+    plan, stages, begun = method.plan, [], 0
     for step in plan.steps:
         ends = step.until_round
         if ends is None:
@@ -222,6 +222,6 @@ def phases_of(method: Method, request: RunConfig) -> list[Phase]:
         if ends > begun:
             cuts = [plan.cut(step.step, level) for level in range(levels)] if plan.levels else [plan.cut(step.step)]
             tasks = [Task(begun, device, cut) for device, cut in enumerate(cuts)]
-            phases.append(Phase(ends - begun, tuple(tasks), plan.cut(step.step)))
+            stages.append(Stage(ends - begun, tuple(tasks), plan.cut(step.step)))
             begun = ends
-    return phases
+    return stages

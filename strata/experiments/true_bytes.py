@@ -28,6 +28,7 @@ from strata.models.loading import load_model
 from strata.results import figures
 from strata.results.appearance import colour_of
 from strata.results.tables import Table, write
+from strata.runs.launch import make_method
 from strata.training import LocalTraining, Workspace
 from strata.training.memory import measured_bytes
 
@@ -128,7 +129,7 @@ def network() -> ChannelGraph:
 @cache
 def planned_bytes(cell: Cell, accounting: str) -> int:
     """Of the largest step."""
-    method = cell.request(0, Asked()).make_method(network())
+    method = make_method(cell.request(0, Asked()), network())
     if isinstance(method, SLT):
         cuts = [method.plan.cut(step.step) for step in method.plan.steps]
     else:

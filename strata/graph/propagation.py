@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor, fx
 
-from strata.core.errors import BadInput
+from strata.core.errors import BadInput, one_line
 from strata.graph.channels import ALWAYS, Channels, Ids
 from strata.graph.values import concrete_size
 from strata.ops import RuleFailed, Unsupported, operator_of
@@ -89,7 +89,7 @@ class Propagation:
             raise
         except Exception as error:
             where = _source_line(node) or "source unknown"
-            message = f"the channel rule of {node.target} failed ({where}): {type(error).__name__}: {error}"
+            message = f"the channel rule of {node.target} failed ({where}): {one_line(error, kind=True)}"
             raise RuleFailed(message) from error
 
     def _unknown(self, node: fx.Node) -> Any:

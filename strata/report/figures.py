@@ -29,7 +29,7 @@ def files(data: PageData) -> dict[str, bytes]:
     """figures/NAME.png and .svg; what there is nothing to draw of is left out."""
     made: dict[str, bytes] = {}
     for name, draw in _figures(data):
-        with pictures.style():
+        with pictures.style(pictures.PLAIN_TEXT):
             figure = draw()
             for kind in KINDS:
                 made[f"figures/{name}.{kind}"] = pictures.encoded(figure, kind, DPI)

@@ -1,41 +1,40 @@
-"""How a method is shown: its label and its colour are the same in experiments, comparisons and reports.
+"""How a method is shown: as its card says, in experiments, comparisons and reports alike.
 
-A method that is not known here is shown by its name, in a colour that depends on its name alone.
+A method that is not registered is shown by its name, and without a colour of its own in one that depends on its name
+alone. What a run folder names is never imported to find out.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
-LABELS = {  # in the order in which `strata methods` lists them
-    "slt": "SLT",
-    "fedavg": "FedAvg",
-    "small": "small model",
-    "fd": "FD",
-    "fedrolex": "FedRolex",
-    "heterofl": "HeteroFL",
-    "fjord": "FjORD",
-}
-COLOURS = {
-    "slt": "#e07a10",
-    "small": "#2f7ab8",
-    "fd": "#1d9a85",
-    "fedrolex": "#8a63c7",
-    "heterofl": "#cf4d76",
-    "fjord": "#a8861f",
-    "fedavg": "#64708a",
-}
+if TYPE_CHECKING:
+    from strata.methods.card import Card
+
 OTHER_COLOURS = ("#4aa3d8", "#93a52c", "#b5603c", "#5a4fcf", "#2e8b57", "#b03a9c", "#7a5230")
-CYCLE = (*COLOURS.values(), *OTHER_COLOURS)  # for lines that are not one method each
+# for lines that are not one method each
+CYCLE = ("#e07a10", "#2f7ab8", "#1d9a85", "#8a63c7", "#cf4d76", "#a8861f", "#64708a", *OTHER_COLOURS)
+
+
+def _cards() -> Mapping[str, Card]:
+    """In the order in which `strata methods` lists them."""
+    from strata.methods import METHODS  # torch: only once something is shown
+
+    return {name: method.card for name, method in METHODS.items()}
 
 
 def label_of(method: str) -> str:
-    return LABELS.get(method, method)
+    card = _cards().get(method)
+    return method if card is None else card.title
 
 
 def colour_of(method: str) -> str:
-    return COLOURS.get(method) or OTHER_COLOURS[_number(method) % len(OTHER_COLOURS)]
+    card = _cards().get(method)
+    if card is not None and card.colour is not None:
+        return card.colour
+    return OTHER_COLOURS[_number(method) % len(OTHER_COLOURS)]
 
 
 def colours_of(methods: Sequence[str]) -> list[str]:
@@ -50,7 +49,8 @@ def colours_of(methods: Sequence[str]) -> list[str]:
 
 def place_of(method: str) -> int:
     """Where it comes among others: as `strata methods` lists them, unknown ones last."""
-    return list(LABELS).index(method) if method in LABELS else len(LABELS)
+    known = list(_cards())
+    return known.index(method) if method in known else len(known)
 
 
 def cycle(count: int) -> list[str]:

@@ -8,13 +8,13 @@ import matplotlib
 import pytest
 
 from strata.core.errors import BadInput
-from strata.core.pictures import blank, encoded, save, style
+from strata.core.pictures import PLAIN_TEXT, blank, encoded, save, style
 
 
 @pytest.mark.parametrize("kind", ["png", "svg", "pdf"])
 def test_the_same_content_is_the_same_file(kind: str) -> None:
     def drawn() -> bytes:
-        with style():
+        with style(PLAIN_TEXT):
             figure, axes = blank(2, 1)
             axes.plot([1, 2], label="$x_{")  # a name that TeX could not read
             axes.legend()

@@ -14,7 +14,7 @@ import pytest
 
 from strata.cli import main
 from strata.experiments import Asked, experiment
-from strata.experiments.estimates import Estimator, phases_of
+from strata.experiments.estimates import Estimator, stages_of
 from strata.experiments.progress import Overview
 from strata.experiments.setups import SETUPS
 from strata.runs.launch import launch, make_method
@@ -156,8 +156,8 @@ def test_estimated_flops_by_hand() -> None:
     assert per_sample == pytest.approx(3 * forward - first_layer) and full.seconds is None
     slt = runs["cifar10/resnet20/iid/0.125/slt"]
     graph = estimator._network("resnet20", SETUPS["cifar10"]).graph
-    phases = phases_of(make_method(slt.request, graph), slt.request)
-    assert sum(phase.rounds for phase in phases) == 500
+    stages = stages_of(make_method(slt.request, graph), slt.request)
+    assert sum(stage.rounds for stage in stages) == 500
     assert estimator.of(slt).train_flops < full.train_flops
 
 

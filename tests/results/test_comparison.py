@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 
 from strata.core.errors import BadInput
+from strata.methods import METHODS, Small
+from strata.methods.card import Card
 from strata.results import appearance
 from strata.results.appearance import colour_of, colours_of, label_of
 from strata.results.comparison import gather, write_comparison
@@ -59,11 +61,25 @@ def test_methods_without_a_colour_are_compared(tmp_path: Path) -> None:
 def test_colours_are_stable_and_distinct() -> None:
     assert colour_of("slt") == "#e07a10" and label_of("slt") == "SLT" and label_of("mine") == "mine"
     assert colour_of("mine") == colour_of("mine") == "#2e8b57"  # of the name alone, in every process
-    assert colour_of("mine") not in appearance.COLOURS.values()
-    every = [*appearance.COLOURS, *(f"method-{n}" for n in range(len(appearance.OTHER_COLOURS)))]
+    built_in = {name: method.card.colour for name, method in METHODS.items()}
+    assert colour_of("mine") not in built_in.values()
+    every = [*built_in, *(f"method-{n}" for n in range(len(appearance.OTHER_COLOURS)))]
     assert len(set(colours_of(every))) == len(every)
     assert len(colours_of([str(n) for n in range(100)])) == 100  # more than there are colours
-    assert colours_of(list(appearance.COLOURS)) == list(appearance.COLOURS.values())
+    assert colours_of(list(built_in)) == list(built_in.values())
+
+
+def test_a_registered_method_is_shown_as_its_card_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Mine(Small):
+        card = Card("mine", label="My method", colour="#123456")
+
+    class Plain(Small):
+        card = Card("plain")
+
+    monkeypatch.setitem(METHODS, "mine", Mine)
+    monkeypatch.setitem(METHODS, "plain", Plain)
+    assert (label_of("mine"), colour_of("mine")) == ("My method", "#123456")
+    assert label_of("plain") == "plain" and colour_of("plain") in appearance.OTHER_COLOURS
 
 
 def test_a_summary_that_is_not_ours_is_said(tmp_path: Path) -> None:
