@@ -4,7 +4,9 @@ files that look at all networks share a process, because exporting those takes m
 from __future__ import annotations
 
 import os
+import shutil
 import signal
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +33,17 @@ os.environ.setdefault("MKL_NUM_THREADS", "1")
 # Ray's workers would give way to all other tests, and starve beside them; and what nobody uses costs a minute.
 RAY = {"RAY_worker_niceness": "0", "RAY_prestart_worker_first_driver": "0", "RAY_enable_metrics_collection": "0"}
 os.environ.update(RAY)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """One cache for all processes of a session, and not the user's: what one of them exports, the others read."""
+    if not hasattr(config, "workerinput"):
+        os.environ["STRATA_CACHE"] = tempfile.mkdtemp(prefix="strata-tests-")
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    if not hasattr(config, "workerinput"):
+        shutil.rmtree(os.environ.pop("STRATA_CACHE"), ignore_errors=True)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -74,15 +74,15 @@ def run(args: argparse.Namespace) -> int:
     classes = None if args.classes is None else at_least_one(args.classes, "--classes")
     picture_format(args.picture)
 
-    from strata.graph import ChannelGraph  # torch: only once everything above has been read
-    from strata.models.loading import load_model
-    from strata.planning.make import plan
     from strata.planning.runtime import runtime_bytes, start_measuring, stop_measuring
 
-    model = load_model(name, classes, shape)
-    runtime = None if args.json else start_measuring()  # in the background, while the plan is made
+    runtime = None if args.json else start_measuring()  # in the background: it loads torch while we do
     try:
-        graph = ChannelGraph(model, input_shape=shape)
+        from strata.graph import ChannelGraph  # torch: only once everything above has been read
+        from strata.models.loading import load_model
+        from strata.planning.make import plan
+
+        graph = ChannelGraph(load_model(name, classes, shape), input_shape=shape)
         if classes is not None and graph.classes != classes:
             raise BadInput(f"--classes is {classes}, but {name} has {graph.classes} outputs")
         found = plan(graph, name=name, **settings)

@@ -19,7 +19,10 @@ _DIGEST = 64  # hexadecimal digits of SHA-256, then a line break, then the conte
 
 
 def root() -> Path | None:
-    """`$XDG_CACHE_HOME/strata`, or `~/.cache/strata`; None where there is no home."""
+    """`$STRATA_CACHE` ("off": there is none), `$XDG_CACHE_HOME/strata` or `~/.cache/strata`; None without a home."""
+    chosen = os.environ.get("STRATA_CACHE")
+    if chosen:
+        return None if chosen == "off" else Path(chosen)
     given = os.environ.get("XDG_CACHE_HOME")
     try:
         return (Path(given) if given else Path.home() / ".cache") / "strata"
@@ -80,6 +83,26 @@ def write(path: Path, data: bytes) -> None:
             with contextlib.suppress(OSError):
                 os.unlink(temporary)
             raise
+
+
+def touch(path: Path) -> None:
+    """Note that a file has been of use: `prune` goes by that."""
+    with contextlib.suppress(OSError):
+        os.utime(path)
+
+
+def prune(folder: Path, most_bytes: int) -> None:
+    """Remove what has not been of use for longest, until the rest takes no more than this."""
+    with contextlib.suppress(OSError):
+        found = [(entry.stat(follow_symlinks=False), entry.path) for entry in os.scandir(folder)]
+        found.sort(key=lambda one: one[0].st_mtime_ns)
+        total = sum(status.st_size for status, _ in found)
+        for status, path in found:
+            if total <= most_bytes:
+                return
+            with contextlib.suppress(OSError):
+                os.unlink(path)
+            total -= status.st_size
 
 
 def _checksum(data: bytes) -> bytes:

@@ -1,26 +1,20 @@
-"""Bytes, FLOPs and traffic of a cut, without training; and what a real training step takes, to check them."""
+"""Bytes, FLOPs and traffic of a cut, without training; and what a real training step takes, to check them.
+
+Loaded on first use: what describes a run's settings (`Execution`) must not wait for torch.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass, replace
-from math import prod
-from typing import TYPE_CHECKING
-
-from strata.core.errors import BadInput
-from strata.execution.execution import Execution
-from strata.execution.flops import Flops, Traffic, flops_of_pass, traffic
-from strata.execution.measured import Measured, backward, measure, measure_step
-from strata.execution.paper import activation_bytes, gradient_bytes, weight_bytes
-from strata.execution.placement import forward_in_segments, placement_for
-from strata.execution.simulated import index_bytes, peak
-from strata.execution.traced import trace
-from strata.ops.bytes import NoRule
+import importlib
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from strata.graph import ChannelGraph, Cut
-
-ACCOUNTINGS = ("paper", "peak")
+    from strata.execution.accountings import ACCOUNTINGS, Memory, flops, measure_cut, memory, state_bytes
+    from strata.execution.compute import Flops, Traffic, traffic
+    from strata.execution.execution import Execution
+    from strata.execution.measured import Measured, backward, measure, measure_step
+    from strata.execution.placement import forward_in_segments
+    from strata.execution.traced import trace
 
 __all__ = [
     "ACCOUNTINGS",
@@ -40,82 +34,27 @@ __all__ = [
     "trace",
     "traffic",
 ]
+_FILES = {
+    "ACCOUNTINGS": "accountings",
+    "Execution": "execution",
+    "Flops": "compute",
+    "Measured": "measured",
+    "Memory": "accountings",
+    "Traffic": "compute",
+    "backward": "measured",
+    "flops": "accountings",
+    "forward_in_segments": "placement",
+    "measure": "measured",
+    "measure_cut": "accountings",
+    "measure_step": "measured",
+    "memory": "accountings",
+    "state_bytes": "accountings",
+    "trace": "traced",
+    "traffic": "compute",
+}
 
 
-@dataclass(frozen=True)
-class Memory:
-    """Bytes, split into parameters (`peak`: and buffers), their gradients (`peak`: and momentum), and all the rest."""
-
-    total: int
-    weights: int
-    gradients: int
-    activations: int
-    accounting: str
-
-
-def memory(graph: ChannelGraph, cut: Cut, execution: Execution, accounting: str = "peak") -> Memory:
-    """What a step of training `cut` takes by one of the two accountings of docs/method.md.
-
-    `paper` counts the samples that are taken at a time, and of the execution nothing else."""
-    if accounting not in ACCOUNTINGS:
-        raise BadInput(f"accounting is {accounting!r}; it must be one of {', '.join(ACCOUNTINGS)}.")
-    if accounting == "paper":
-        parts = weight_bytes(cut), gradient_bytes(cut), activation_bytes(graph.sized(cut, execution.at_once))
-        return Memory(sum(parts), *parts, accounting)
-    passes = {(samples, number > 0) for number, samples in enumerate(execution.parts)}
-    passes -= {(samples, False) for samples, accumulated in passes if accumulated}  # it takes more than the first
-    found = [_peak(graph, cut, execution, *one) for one in sorted(passes)]
-    return max(found, key=lambda one: one.total)
-
-
-def _peak(graph: ChannelGraph, cut: Cut, execution: Execution, samples: int, accumulated: bool) -> Memory:
-    """Of the pass over so many samples, with or without gradients of earlier ones."""
-    ops = graph.sized(cut, samples)
-    weights = state_bytes(graph, cut) + index_bytes(ops)
-    if execution.proximal:  # the trained weights as they came
-        weights += _bytes(graph, cut, cut.trained)
-    used = {op.state_name for op in ops}  # a parameter that takes no part has neither gradient nor momentum
-    trained = [_bytes(graph, cut, [name]) for name in cut.trained if name in used]
-    try:
-        found = peak(ops, weights, trained, execution, placement_for(graph, cut, execution), accumulated)
-    except NoRule:
-        return _traced(graph, cut, execution, weights, sum(trained))
-    return Memory(found.total, found.weights, found.gradients, found.activations, "peak")
-
-
-def _traced(graph: ChannelGraph, cut: Cut, execution: Execution, weights: int, trained: int) -> Memory:
-    """All passes at once, on fake tensors."""
-    kept = _bytes(graph, cut, cut.trained) if execution.proximal else 0
-    module = graph.submodel(cut)
-    forward = forward_in_segments(graph, cut, module, execution)
-    total = kept + trace(module, graph.inputs, execution, graph.classes, forward)
-    gradients = trained * (1 + execution.slots)
-    return Memory(total, weights, gradients, total - weights - gradients, "peak")
-
-
-def measure_cut(graph: ChannelGraph, cut: Cut, execution: Execution) -> Measured:
-    """What a real step of the cut's submodel takes: the truth that `memory` is held against."""
-    module = graph.submodel(cut)
-    forward = forward_in_segments(graph, cut, module, execution)
-    return measure(module, graph.inputs, execution, graph.classes, forward)
-
-
-def flops(graph: ChannelGraph, cut: Cut, execution: Execution | None = None) -> Flops:
-    """Per sample. With an execution, including what its backward computes anew."""
-    found = flops_of_pass(graph, cut)
-    placement = None if execution is None else placement_for(graph, cut, execution)
-    return found if placement is None else replace(found, recomputed=placement.recomputed_flops)
-
-
-def _bytes(graph: ChannelGraph, cut: Cut, names: Iterable[str]) -> int:
-    return sum(prod(cut.shapes[name]) * graph.state_dtypes[name].itemsize for name in names)
-
-
-def state_bytes(graph: ChannelGraph, cut: Cut) -> int:
-    """Parameters, buffers and constants."""
-    state = _bytes(graph, cut, cut.shapes)
-    if not graph.constants:
-        return state
-    table = graph.kept_table(cut)
-    constants = (prod(graph.constant_shape(name, table)) * t.element_size() for name, t in graph.constants.items())
-    return state + sum(constants)
+def __getattr__(name: str) -> Any:
+    if name in _FILES:
+        return getattr(importlib.import_module(f"strata.execution.{_FILES[name]}"), name)
+    raise AttributeError(f"module 'strata.execution' has no attribute {name!r}")

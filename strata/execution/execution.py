@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from strata.core.errors import BadInput
-from strata.core.settings import check, setting
+from strata.core.settings import check, setting, settings_of
 
 
 def parse_segments(text: str) -> int | str:
@@ -47,6 +47,11 @@ class Execution:
         number = isinstance(segments, int) and not isinstance(segments, bool) and segments >= 2
         if segments is not None and segments != "auto" and not number:
             raise BadInput(f"activation checkpointing takes auto or a number of segments from 2, not {segments!r}")
+
+    @property
+    def alone(self) -> Execution:
+        """Without what a LocalTraining says beside it."""
+        return Execution(**{name: getattr(self, name) for name in settings_of(Execution)})
 
     @property
     def at_once(self) -> int:

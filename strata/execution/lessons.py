@@ -93,7 +93,10 @@ def _path() -> Path | None:
     folder = cache.private_folder("lessons")
     if folder is None:
         return None
-    code = b"".join(Path(__file__).with_name(f"{name}.py").read_bytes() for name in ("learned", "lessons", "traced"))
+    try:
+        code = [Path(__file__).with_name(f"{name}.py").read_bytes() for name in ("learned", "lessons", "traced")]
+    except OSError:
+        return None  # installed without sources: nobody could tell one learner from another
     # oneDNN, which keeps what a real run shows, goes by the processor; a home folder may be shared
     depends_on = (torch.__version__, strata.__version__, torch.backends.cpu.get_cpu_capability(), code)
     return folder / f"{hashlib.sha256(repr(depends_on).encode()).hexdigest()[:16]}.json"

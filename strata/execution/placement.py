@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from strata.execution.flops import forward_by_operation
+from strata.execution.compute import forward_by_operation
 from strata.execution.segments import Placement, Segmented, writes
 from strata.execution.simulated import Pass, Values, each
 from strata.graph import Ref
@@ -50,10 +50,12 @@ def place(graph: ChannelGraph, cut: Cut, segments: int | str, batch: int) -> Pla
     """For at most this many segments ("auto": any number): the lowest peak, with no more segments than it takes to be
     within one percent of it. A pure function."""
     ops = graph.sized(cut, batch)
-    first = frozen_first(ops, observe(ops))
-    everything = range(sum(op.kind == "op" or op.kind == "cut" for op in ops))
+    observed = observe(ops)
+    first = frozen_first(ops, observed)
+    everything = range(len(observed.calls))
     order = (*first, *(index for index in everything if index not in set(first)))
-    observed = observe(ops, order)
+    if order != tuple(everything):
+        observed = observe(ops, order)
     allowed = _allowed(observed, len(first))
     begin = allowed[0]
     cuts = _lowest(_costs(observed, allowed), len(allowed) if segments == "auto" else int(segments))
@@ -160,7 +162,7 @@ def frozen_first(ops: Sequence[SizedOp], observed: Observed) -> list[int]:
     """Operations that may come before all others: those without gradient that only need each other.
 
     So a frozen layer's result is cut to what trained layers take of it at once, and segments need not keep it whole.
-    None of them may pass one that writes what it reads, or reads what it writes.
+    None of them may pass one that writes what it reads, or reads what it writes; what only counts batches stays.
     """
     calls = [op for op in ops if op.kind == "op" or op.kind == "cut"]
     waiting = {op.name for op in calls}
@@ -168,7 +170,7 @@ def frozen_first(ops: Sequence[SizedOp], observed: Observed) -> list[int]:
     read: set[int] = set()
     changed: set[int] = set()
     for index, (op, call) in enumerate(zip(calls, observed.calls, strict=True)):
-        apart = not (call.read & changed or call.changed & (read | changed))
+        apart = not (call.read & changed or call.changed & (read | changed | observed.weights))
         if apart and not (call.gradient or call.draws or waiting.intersection(op.inputs)):
             early.append(index)
             waiting.remove(op.name)

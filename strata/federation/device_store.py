@@ -14,7 +14,7 @@ from pathlib import Path
 from safetensors.torch import load, save
 from torch import Tensor
 
-from strata.core.errors import BadInput
+from strata.core.errors import BadInput, one_line
 from strata.core.files import said_plainly, write_atomic
 
 _NAME = re.compile(r"round-(\d{8})\.safetensors")
@@ -37,7 +37,7 @@ class DeviceStore:
         try:
             return load(file.read_bytes())
         except Exception as error:
-            raise BadInput(f"cannot read {file}, what device {device} kept: {' '.join(str(error).split())}") from error
+            raise BadInput(f"cannot read {file}, what device {device} kept: {one_line(error)}") from error
 
     def write(self, device: int, round: int, tensors: Mapping[str, Tensor]) -> None:
         file = self._file(device, round)

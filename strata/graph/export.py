@@ -7,24 +7,30 @@ from __future__ import annotations
 
 import inspect
 import operator
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import torch
-from torch import fx, nn
+from torch import Tensor, fx, nn
 from torch.utils import _pytree as pytree
 
 from strata.core.errors import BadInput
 from strata.graph.inputs import InputSpec, arguments_of
+from strata.graph.leaves import count_leaf_outputs, watch_leaf_modules
 from strata.graph.outputs import named_outputs
+from strata.graph.values import described
 
 EXAMPLE_BATCH = 4  # not 1: torch.export would specialise on it
 
 
 @dataclass(frozen=True)
 class Exported:
-    """One mode of the model as an fx graph whose get_attr targets are state-dict names."""
+    """One mode of the model as an fx graph whose get_attr targets are state-dict names, or names of constants.
+
+    Of each node is known: `val` (a Described), `nn_module_stack` (the innermost module) and `stack_trace` (the last
+    line of the user's own code that led to it)."""
 
     graph: fx.Graph
     inputs: dict[str, fx.Node]  # by their names in the InputSpec, in its order
@@ -33,6 +39,27 @@ class Exported:
     @property
     def output(self) -> fx.Node:
         return next(iter(self.outputs.values()))
+
+
+@dataclass(frozen=True)
+class Exports:
+    modes: dict[str, Exported]  # train, eval
+    leaf_outputs: dict[fx.Node, int]  # of the training graph: see leaves.py
+    constants: dict[str, Tensor]  # not in the state dict: non-persistent buffers, literals
+
+
+def export_modes(model: nn.Module, inputs: InputSpec) -> Exports:
+    """Both modes, from torch.export."""
+    with watch_leaf_modules(model) as calls:
+        modes = {"train": export_model(model, inputs, training=True)}
+    modes["eval"] = export_model(model, inputs, training=False)
+    constants = _constants(modes.values(), set(model.state_dict()))
+    leaf_outputs = count_leaf_outputs(modes["train"].graph, calls)
+    for mode in modes.values():
+        for node in mode.graph.nodes:
+            node.meta = _essential(node.meta)
+        mode.graph.owning_module = None  # which holds all weights
+    return Exports(modes, leaf_outputs, constants)
 
 
 def export_model(model: nn.Module, inputs: InputSpec, training: bool) -> Exported:
@@ -59,8 +86,47 @@ def export_model(model: nn.Module, inputs: InputSpec, training: bool) -> Exporte
     return Exported(graph, {name: of_input[name] for name in inputs.names}, outputs)
 
 
-def check_model(model: nn.Module, inputs: InputSpec) -> None:
-    """Refuse early, with a sentence, what cannot work: a wrong input shape, shared weights, no parameters."""
+def _constants(exported: Iterable[Exported], state: set[str]) -> dict[str, Tensor]:
+    """Tensors that a graph refers to but that are not in the state dict: non-persistent buffers, literals.
+
+    Export numbers literals anew in each mode: where the same name means something else, the later one is renamed."""
+    found: dict[str, Tensor] = {}
+    for one in exported:
+        module = one.graph.owning_module
+        for node in one.graph.nodes:
+            if node.op != "get_attr" or node.target in state:
+                continue
+            value: Any = module
+            for part in str(node.target).split("."):
+                value = getattr(value, part)
+            if not isinstance(value, Tensor):
+                raise BadInput(f"the model holds {node.target}, which is not a tensor Strata can read.")
+            name = str(node.target)
+            while name in found and not torch.equal(found[name], value):
+                name += "_"
+            node.target = name
+            found[name] = value.detach()
+    return found
+
+
+def _essential(meta: dict[str, Any]) -> dict[str, Any]:
+    """Of what torch.export knows of a node, what is read later."""
+    found: dict[str, Any] = {}
+    value = described(meta.get("val"))
+    if value is not None:
+        found["val"] = value
+    if meta.get("nn_module_stack"):
+        key, (path, kind) = list(meta["nn_module_stack"].items())[-1]
+        found["nn_module_stack"] = {key: (path, str(kind))}
+    lines = [line.strip() for line in (meta.get("stack_trace") or "").splitlines() if "File " in line]
+    own = [line for line in lines if "/torch/nn/" not in line] or lines
+    if own:
+        found["stack_trace"] = own[-1]
+    return found
+
+
+def check_weights(model: nn.Module) -> None:
+    """Refuse early, with a sentence, what cannot work: shared weights, no parameters."""
     seen: dict[int, str] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
         if id(parameter) in seen:
@@ -73,6 +139,10 @@ def check_model(model: nn.Module, inputs: InputSpec) -> None:
         raise BadInput(f"{_name(model)} has no parameters, so there is nothing to train.")
     if not any(parameter.requires_grad for parameter in model.parameters()):
         raise BadInput(f"all parameters of {_name(model)} have requires_grad=False, so there is nothing to train.")
+
+
+def check_inputs(model: nn.Module, inputs: InputSpec) -> None:
+    """The model as it is takes them."""
     example = dict(zip(inputs.names, inputs.example(2, _device(model)), strict=True))
     args, kwargs = arguments_of(model, inputs).of(example)
     with _mode(model, training=False), torch.no_grad():

@@ -12,17 +12,18 @@ import torch
 from torch import Tensor, fx, nn
 
 from strata.core.errors import BadInput
+from strata.graph.cached import cached_exports
 from strata.graph.channels import ALWAYS, Ids
 from strata.graph.cut import Cut, Kept
-from strata.graph.export import EXAMPLE_BATCH, Exported, check_model, export_model
+from strata.graph.export import EXAMPLE_BATCH, Exported, check_weights
 from strata.graph.inputs import InputsLike, InputSpec
 from strata.graph.layers import find_layers
-from strata.graph.leaves import count_leaf_outputs, watch_leaf_modules
 from strata.graph.outputs import further_scores, needed_for
-from strata.graph.propagation import Pinned, Propagation, concrete_size
+from strata.graph.propagation import Pinned, Propagation
 from strata.graph.rows import Rows, Run
 from strata.graph.sized import SizedOp, sized_ops, static_of
 from strata.graph.submodel import SubModel
+from strata.graph.values import concrete_size
 from strata.ops.resize import Along
 
 
@@ -74,21 +75,19 @@ class ChannelGraph:
     ) -> None:
         """`input_shape`: the shape of one float input, without the batch; or an InputSpec for others, or several."""
         self.inputs = InputSpec.of(input_shape, model)
-        check_model(model, self.inputs)
+        check_weights(model)
         state = model.state_dict()
         self.state_shapes = {name: tuple(t.shape) for name, t in state.items()}
         self.state_dtypes = {name: t.dtype for name, t in state.items()}
         self.parameter_names = tuple(name for name, _ in model.named_parameters())
         self.fixed = frozenset(name for name, p in model.named_parameters() if not p.requires_grad)  # never trained
         self.buffer_names = tuple(name for name in state if name not in set(self.parameter_names))
-        with watch_leaf_modules(model) as calls:
-            exported = {"train": export_model(model, self.inputs, training=True)}
-        exported["eval"] = export_model(model, self.inputs, training=False)
+        exports = cached_exports(model, self.inputs)
+        exported = exports.modes
         # what the model returns, by name: shapes without the batch; the first is what methods learn from
         self.outputs = {name: _per_sample(node) for name, node in exported["train"].outputs.items()}
         _check_scores(model, exported["train"].output)
-        self.leaf_outputs = count_leaf_outputs(exported["train"].graph, calls)
-        self.constants = _constants(exported.values(), set(state))
+        self.leaf_outputs, self.constants = exports.leaf_outputs, exports.constants
         shapes = {**self.state_shapes, **{name: tuple(t.shape) for name, t in self.constants.items()}}
         propagation = Propagation(shapes, self.parameter_names)
         for one in exported.values():
@@ -482,7 +481,7 @@ def _compile_mode(exported: Exported, propagation: Propagation, table: _VectorTa
 
     for node in exported.graph.nodes:
         if node in propagation.values:
-            labels, value = propagation.values[node], node.meta["val"]
+            labels, value = propagation.values[node], node.meta.get("val")
             if isinstance(labels, (list, tuple)):
                 vectors[node] = [vector_of(one, v) for one, v in zip(labels, value, strict=False)]
             else:
@@ -503,29 +502,6 @@ def _compile_mode(exported: Exported, propagation: Propagation, table: _VectorTa
                 wanted.append(requirement)
         requirements[node] = tuple(wanted)
     return Mode(exported.graph, tuple(exported.inputs.values()), exported.outputs, vectors, requirements)
-
-
-def _constants(exported: Iterable[Exported], state: set[str]) -> dict[str, Tensor]:
-    """Tensors that a graph refers to but that are not in the state dict: non-persistent buffers, literals.
-
-    Export numbers literals anew in each mode: where the same name means something else, the later one is renamed."""
-    found: dict[str, Tensor] = {}
-    for one in exported:
-        module = one.graph.owning_module
-        for node in one.graph.nodes:
-            if node.op != "get_attr" or node.target in state:
-                continue
-            value: Any = module
-            for part in str(node.target).split("."):
-                value = getattr(value, part)
-            if not isinstance(value, Tensor):
-                raise BadInput(f"the model holds {node.target}, which is not a tensor Strata can read.")
-            name = str(node.target)
-            while name in found and not torch.equal(found[name], value):
-                name += "_"
-            node.target = name
-            found[name] = value.detach()
-    return found
 
 
 def _per_sample(node: fx.Node) -> tuple[int, ...]:

@@ -14,8 +14,9 @@ import numpy as np
 import torch
 from torch import Tensor, fx
 
-from strata.core.errors import BadInput
+from strata.core.errors import BadInput, one_line
 from strata.graph.channels import ALWAYS, Channels, Ids
+from strata.graph.values import concrete_size
 from strata.ops import RuleFailed, Unsupported, operator_of
 from strata.ops.channels import family
 
@@ -88,7 +89,7 @@ class Propagation:
             raise
         except Exception as error:
             where = _source_line(node) or "source unknown"
-            message = f"the channel rule of {node.target} failed ({where}): {type(error).__name__}: {error}"
+            message = f"the channel rule of {node.target} failed ({where}): {one_line(error, kind=True)}"
             raise RuleFailed(message) from error
 
     def _unknown(self, node: fx.Node) -> Any:
@@ -409,13 +410,6 @@ class Propagation:
 
 def concrete_shape(value: Any, batch: int) -> tuple[int, ...]:
     return tuple(concrete_size(size, batch) for size in value.shape)
-
-
-def concrete_size(size: Any, batch: int) -> int:
-    if isinstance(size, int):
-        return size
-    expression = size.node.expr
-    return int(expression.subs(dict.fromkeys(expression.free_symbols, batch)))
 
 
 def _expanded(shape: Sequence[int], dim: int | None, ids: Ids | None) -> Tensor:

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, fx
 
 from strata.graph.cut import Cut
-from strata.graph.propagation import concrete_size
 from strata.graph.rewrite import steps
+from strata.graph.values import BatchSize
 from strata.ops import operator_of
 from strata.ops.resize import Call
 from strata.ops.sized import Ref, SizedOp
@@ -139,7 +139,4 @@ def static_of(graph: fx.Graph) -> dict[fx.Node, _Static]:
 
 
 def _linear(size: Any) -> tuple[int, int]:
-    if isinstance(size, int):
-        return size, 0
-    two, three = concrete_size(size, 2), concrete_size(size, 3)
-    return two - 2 * (three - two), three - two
+    return (size.constant, size.per_sample) if isinstance(size, BatchSize) else (size, 0)

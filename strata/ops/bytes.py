@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from strata.core.errors import one_line
 from strata.ops.channels import RuleFailed
 from strata.ops.operator import operator_of
 from strata.ops.sized import SizedOp, itemsize
@@ -50,7 +51,7 @@ def simulate(sim: Simulation, op: SizedOp, arguments: Sequence[Any], keywords: d
     except NoRule:
         raise
     except Exception as error:
-        raise RuleFailed(f"the byte rule of {op.target} failed: {type(error).__name__}: {error}") from error
+        raise RuleFailed(f"the byte rule of {op.target} failed: {one_line(error, kind=True)}") from error
 
 
 # what forward does

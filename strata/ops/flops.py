@@ -9,13 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+from strata.core.errors import one_line
 from strata.ops.channels import RuleFailed
 from strata.ops.operator import operator_of
 from strata.ops.sized import SizedOp
 
 
 class Count(NamedTuple):
-    """As torch's FlopCounterMode counts on a CPU, and what that gets wrong (see execution/flops.py)."""
+    """As torch's FlopCounterMode counts on a CPU, and what that gets wrong (see execution/compute.py)."""
 
     forward: int = 0
     train: int = 0  # forward and backward
@@ -35,7 +36,7 @@ def counted(op: SizedOp, arguments: Sequence[Any]) -> Count | None:
     try:
         return rule(op, *arguments)
     except Exception as error:
-        raise RuleFailed(f"the FLOP rule of {op.target} failed: {type(error).__name__}: {error}") from error
+        raise RuleFailed(f"the FLOP rule of {op.target} failed: {one_line(error, kind=True)}") from error
 
 
 def product(forward: int, *factors: Any) -> Count:

@@ -87,7 +87,7 @@ def plan(
         model=name,
         classes=graph.classes,
         input_shape=tuple(graph.input_shape),
-        execution=execution,
+        execution=execution.alone,
         accounting=accounting,
         schedule=schedule,
         budget_bytes=weakest,

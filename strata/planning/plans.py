@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from strata.core.errors import BadInput
 from strata.core.settings import settings_of
 from strata.core.sizes import parse_ratio
-from strata.execution import Execution
+from strata.execution.execution import Execution
 from strata.planning.schedules import DEFAULT_PATIENCE
 
 if TYPE_CHECKING:

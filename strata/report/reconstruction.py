@@ -156,8 +156,11 @@ class Reconstruction:
             raise Missing("the run does not say its width")
         budgets = [size for size in map(number, listed(run.request.get("budgets"))) if size is not None]
         accounting = run.request.get("accounting") or ("peak" if run.request.get("budgets") else "paper")
+        segments = training.get("activation_checkpointing")
+        if segments is not None and accounting == "paper":
+            raise Missing("the paper's accounting does not know what activation checkpointing saves")
         try:
-            execution = Execution(batch, micro_batch, training.get("activation_checkpointing"))
+            execution = Execution(batch, micro_batch, segments)
             cost = partial(memory, graph, execution=execution, accounting=accounting)
             need = cost(graph.prefix(max(scales)))
             if not budgets and run.method != "fedavg":  # a constraint means: what the model of this width needs

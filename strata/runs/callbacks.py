@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from strata.core.errors import BadInput
+from strata.core.errors import BadInput, one_line
 from strata.core.files import write_atomic, write_json
 
 if TYPE_CHECKING:
@@ -229,8 +229,8 @@ class Callbacks:
             except Exception as error:
                 name = type(callback).__name__
                 if isinstance(callback, TensorBoard | MLflow):
-                    raise BadInput(f"{name} could not start: {_line(error)}") from error
-                self.log(f"{name} could not start: {_line(error)}")
+                    raise BadInput(f"{name} could not start: {one_line(error, 300)}") from error
+                self.log(f"{name} could not start: {one_line(error, 300)}")
                 continue
             self._active.append(callback)
         return stop
@@ -258,7 +258,7 @@ class Callbacks:
 
     def _give_up(self, callback: Callback, error: Exception) -> None:
         self._active.remove(callback)
-        self.log(f"{type(callback).__name__} stopped taking records: {_line(error)}")
+        self.log(f"{type(callback).__name__} stopped taking records: {one_line(error, 300)}")
         self._close(callback)
 
     def close(self) -> None:
@@ -270,8 +270,4 @@ class Callbacks:
         try:
             callback.close()
         except Exception as error:
-            self.log(f"{type(callback).__name__} could not be closed: {_line(error)}")
-
-
-def _line(error: Exception) -> str:
-    return " ".join(str(error).split())[:300] or type(error).__name__
+            self.log(f"{type(callback).__name__} could not be closed: {one_line(error, 300)}")

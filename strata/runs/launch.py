@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
-from strata.core.errors import BadInput
+from strata.core.errors import BadInput, one_line
 from strata.core.files import read_json
 from strata.core.seeds import derive
 from strata.data import FederatedData, Samples, hold_out, load
@@ -237,5 +237,4 @@ def load_weights(model: nn.Module, path: Path) -> None:
     except FileNotFoundError:
         raise BadInput(f"there is no file {path} to start from") from None
     except Exception as error:
-        text = " ".join(str(error).split())
-        raise BadInput(f"{path} does not hold weights for this model: {text[:300]}") from error
+        raise BadInput(f"{path} does not hold weights for this model: {one_line(error, 300)}") from error

@@ -344,6 +344,13 @@ def _as_planned(
             f"the plan counts {planned} samples at a time and training takes {given}, which needs more memory: give "
             f"LocalTraining(batch_size={planned}, ...), or make the plan with batch_size={given}"
         )
+    segments = plan.execution.activation_checkpointing
+    if plan.accounting == "peak" and segments not in (None, training.activation_checkpointing):
+        raise BadInput(
+            f"the plan counts activation checkpointing ({segments}) and training has "
+            f"{training.activation_checkpointing or 'none'}, which may need more memory: give "
+            f"LocalTraining(activation_checkpointing={segments!r}, ...), or make the plan as training has it"
+        )
     return training
 
 

@@ -13,6 +13,7 @@ from strata.core import cache
 
 @pytest.fixture(autouse=True)
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.delenv("STRATA_CACHE", raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     return tmp_path
 
@@ -111,3 +112,22 @@ def test_where_nothing_can_be_written_there_is_no_cache(home: Path, monkeypatch:
     monkeypatch.setenv("XDG_CACHE_HOME", str(home / "file"))
     assert cache.private_folder("lessons") is None
     cache.write(home / "no" / "such" / "folder" / "a", b"content")
+
+
+def test_the_user_may_choose_the_folder_or_none(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("STRATA_CACHE", str(home / "here"))
+    assert folder_of("graphs") == home / "here" / "graphs"
+    monkeypatch.setenv("STRATA_CACHE", "off")
+    assert cache.private_folder("graphs") is None
+
+
+def test_what_was_of_use_longest_ago_goes_first() -> None:
+    folder = folder_of("graphs")
+    for age, name in enumerate("abcd"):
+        cache.write(folder / name, bytes(1000))
+        os.utime(folder / name, (1000 - age, 1000 - age))  # d is the oldest
+    cache.touch(folder / "d")
+    cache.prune(folder, 5000)
+    assert sorted(path.name for path in folder.iterdir()) == ["a", "b", "c", "d"]
+    cache.prune(folder, 2500)
+    assert sorted(path.name for path in folder.iterdir()) == ["a", "d"]

@@ -69,7 +69,7 @@ def test_dirichlet_on_cifar_sizes_has_the_papers_mix():
         assert (counts.sum(axis=1) == 500).all()
         assert len(np.unique(everything(partition))) == 50_000  # without replacement, and all are dealt
         means.append((counts > 0).sum(axis=1).mean())
-    assert 4.2 < np.mean(means) < 4.9  # METHOD.md: about 4.5
+    assert 4.2 < np.mean(means) < 4.9  # docs/method.md: about 4.5
 
 
 def test_dirichlet_goes_to_its_limits():

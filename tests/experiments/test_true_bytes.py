@@ -27,7 +27,7 @@ def variants() -> dict[str, Cell]:
 def test_runs_are_shared_with_table_iid_but_for_the_variants() -> None:
     table = {run.name for run in experiment("table-iid", Asked(seeds=1)).runs}
     own = [run for run in experiment("table-true-bytes", Asked(seeds=1)).runs if run.name not in table]
-    # by true peak no plan fits what ResNet20@0.125 needs (METHOD.md)
+    # by true peak no plan fits what ResNet20@0.125 needs (docs/method.md)
     assert sorted((r.request.method, r.request.constraints, r.request.accounting or "") for r in own) == [
         ("fedavg", (1.0,), ""), ("fedavg", (1.0,), ""), ("slt", (0.25,), "peak"), ("slt", (0.5,), "peak"),
         ("small", (0.249,), ""), ("small", (0.343,), ""), ("small", (0.593,), ""),

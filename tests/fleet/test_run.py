@@ -104,7 +104,7 @@ def test_with_differential_privacy_no_level_follows_from_who_was_asked(
 ) -> None:
     seen: dict[str, Any] = {}
     monkeypatch.setattr(fleet_run, "launch", lambda config, out, **named: seen.update(named, config=config))
-    private = {"dp_noise": 1.0, "dp_clip": 0.5, "validation": 0.1}
+    private = {"dp_noise": 1.0, "dp_clip": 0.5, "dp_delta": 0.1, "validation": 0.1}  # the fleet is one device
     for number, more in enumerate((private, {})):
         settings = RunSettings({**REQUEST, **more}, str(tmp_path / str(number)))
         run_on_fleet(Grid({7: device(prepared(tmp_path, "a"))}), settings)  # type: ignore[arg-type]

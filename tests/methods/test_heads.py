@@ -24,6 +24,7 @@ from strata.training import LocalTraining
 from tests.methods.tiny import CLASSES, INPUT, PAPER, samples, tiny_net, train
 
 INPUTS = InputSpec.of(INPUT)
+STEP = Execution(batch_size=32)
 PLACES = ("stem", "bn2")  # after layer 1; after layer 3, before the add and the relu
 
 
@@ -109,14 +110,16 @@ def test_bytes_and_work_are_those_of_what_runs(frozen: int) -> None:
                          ("head1", "head2", "output"))  # fmt: skip
     for cut in (early, late, main):
         module = GRAPH.submodel(cut, cut.extract(state()))
-        measured = measure(module, INPUT, Execution(), CLASSES).peak
-        assert -0.01 <= memory(GRAPH, cut, Execution()).total / measured - 1 <= 0.03
+        measured = measure(module, INPUT, STEP, CLASSES).peak
+        assert -0.01 <= memory(GRAPH, cut, STEP).total / measured - 1 <= 0.03
     stem, head = 3 * 8 * 9 + 4 * 8 + 2, 8 * CLASSES + CLASSES  # the counter of batches has twice the bytes
     assert state_bytes(GRAPH, early) == 4 * (stem + head)
     plain = ChannelGraph(tiny_net(), INPUT)
-    assert memory(GRAPH, main, 32) == memory(plain, plain.freeze(plain.full(), frozen), 32), "heads cost nothing there"
+    assert memory(GRAPH, main, STEP) == memory(plain, plain.freeze(plain.full(), frozen), STEP), (
+        "heads cost nothing there"
+    )
     assert flops(GRAPH, main) == flops(plain, plain.freeze(plain.full(), frozen))
-    assert memory(GRAPH, early, 32).total < memory(GRAPH, late, 32).total
+    assert memory(GRAPH, early, STEP).total < memory(GRAPH, late, STEP).total
 
 
 def test_a_device_trains_and_sends_back_the_head() -> None:

@@ -18,6 +18,7 @@ from strata.methods import Levels, Method, method_class
 from strata.methods.choice import check_levels, method_named
 from tests.methods.tiny import tiny_graph
 
+STEP = Execution(batch_size=16)
 OWN = """
 from dataclasses import dataclass
 
@@ -117,14 +118,14 @@ def test_a_method_without_levels_must_fit_every_device() -> None:
         def cut_for(self, round, device):
             return self.graph.full()
 
-    need = memory(graph, graph.full(), Execution(16)).total
+    need = memory(graph, graph.full(), STEP).total
     for budgets in ((), (need,), (2 * need, need)):
-        assert isinstance(method_named(Whole, graph, budgets=budgets, batch_size=16), Whole)
+        assert isinstance(method_named(Whole, graph, budgets=budgets, execution=STEP), Whole)
     with pytest.raises(Infeasible, match=f"Whole needs up to {need} bytes on every device, 1 more than the budget of"):
-        method_named(Whole, graph, budgets=(need - 1, need), batch_size=16)
-    assert isinstance(method_named(Whole, graph, constraints=(1.0,), batch_size=16), Whole)
+        method_named(Whole, graph, budgets=(need - 1, need), execution=STEP)
+    assert isinstance(method_named(Whole, graph, constraints=(1.0,), execution=STEP), Whole)
     with pytest.raises(Infeasible):
-        method_named(Whole, graph, constraints=(0.5,), batch_size=16)
+        method_named(Whole, graph, constraints=(0.5,), execution=STEP)
     with pytest.raises(BadInput, match="Whole has no option pool: it has none"):
         method_named(Whole, graph, pool=3)
 

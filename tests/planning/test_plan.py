@@ -240,7 +240,7 @@ def test_micro_batches_need_no_more_than_promised(where: tuple[int, int, float])
 
 
 def test_true_peak_says_there_is_no_plan_at_an_eighth() -> None:
-    # the finding of METHOD.md: the paper's counting finds a plan here, the truth does not
+    # the finding of docs/method.md: the paper's counting finds a plan here, the truth does not
     with pytest.raises(PlanInfeasible):
         plan(paper_graph("ResNet20"), constraint=0.125, accounting="peak")
 

@@ -47,7 +47,7 @@ def test_parameters_are_counted_whatever_their_type(dtype: torch.dtype) -> None:
 
 
 def test_a_grouped_convolution_costs_what_it_computes() -> None:
-    """8 maps of 4x4 from 3, then 3x3 kernels on each alone: METHOD.md's formula, not FlopCounterMode's."""
+    """8 maps of 4x4 from 3, then 3x3 kernels on each alone: docs/method.md's formula, not FlopCounterMode's."""
     depthwise = nn.Conv2d(8, 8, 3, padding=1, groups=8, bias=False)
     model = nn.Sequential(nn.Conv2d(3, 8, 1, bias=False), depthwise, nn.Flatten(), nn.Linear(128, 4))
     (step,) = plan(model, (3, 4, 4), 4, budget="1 MB").steps

@@ -163,9 +163,7 @@ def test_width_methods_are_accounted_as_the_constraint_means(tmp_path: Path, reb
     assert summary(made).rows[0][5] == 0.4
 
 
-def test_micro_batches_are_accounted_and_checkpointing_is_only_measured(
-    tmp_path: Path, rebuilt: Reconstruction
-) -> None:
+def test_micro_batches_are_accounted_and_checkpointing_by_true_bytes(tmp_path: Path, rebuilt: Reconstruction) -> None:
     from strata.execution import memory
 
     (graph,) = rebuilt._graphs.values()
@@ -178,8 +176,11 @@ def test_micro_batches_are_accounted_and_checkpointing_is_only_measured(
     in_segments = {"batch_size": 32, "micro_batch": None, "activation_checkpointing": "auto"}
     run = read_run(run_on_digits(tmp_path / "b", rebuilt, "small", training=in_segments))
     shown = page_data([run], rebuilt)["groups"][0]["memory"]
-    assert shown["note"] == "Only measured: no accounting knows what activation checkpointing saves."
+    assert shown["note"] == "Only measured: the paper's accounting does not know what activation checkpointing saves."
     assert shown["steps"] == [{"step": 0, "measured": 3 << 20}] and shown["budgets"] == []
+    run.request["accounting"] = "peak"
+    made = rebuilt.accounted(run)
+    assert made["memory_bytes"] == memory(graph, graph.prefix(0.5), Execution(32, None, "auto")).total
 
 
 @pytest.mark.parametrize("method", ["slt", "fd"])

@@ -63,7 +63,7 @@ def test_budgets_count_fedprox_and_the_smaller_levels_of_fjord() -> None:
     )
     budgets = [7 * full // 10, 8 * full // 10, full]
     for name, training in (("small", near), ("heterofl", near), ("slt", near), ("fjord", LocalTraining(batch_size=16))):
-        method = method_named(name, GRAPH, budgets=budgets, batch_size=16, rounds=9, training=training)
+        method = method_named(name, GRAPH, budgets=budgets, rounds=9, execution=training)
         for round in range(9):
             for task in method.assign(round, [0, 1, 2]):
                 assert (

@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from strata.core.errors import BadInput
+from strata.core.errors import BadInput, one_line
 from strata.data import AUGMENTATIONS
 from strata.federation.checking import is_count
 from strata.fleet.protocol import codec
@@ -73,7 +73,7 @@ class Device:
                 holds=digests(meta["holds"]),
             )
         except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
-            raise codec.Malformed(plain(f"it does not say what it has ({type(error).__name__}: {error})")) from None
+            raise codec.Malformed(plain(f"it does not say what it has ({one_line(error, kind=True)})")) from None
         if not isinstance(device.name, str) or not NAME.fullmatch(device.name):
             raise codec.Malformed("it has no proper name")
         if device.samples < 1 or device.budget < 1 or device.classes < 1 or not device.input or 0 in device.input:

@@ -2,7 +2,7 @@
 
 Two per multiply-add of convolutions, linear layers and matrix products; norms and activations are not counted. Training
 adds the same again for the gradient of the weight (if it is trained) and of the input (if that needs one). Plans and
-metrics show `real_train`, which is METHOD.md's formula.
+metrics show `real_train`, which is docs/method.md's formula.
 
 `forward` and `train` are what torch's FlopCounterMode counts on a CPU for one training step, divided by the batch. It
 is off in two places, and `real_*` are corrected for both: it does not see the fused attention kernel of the CPU
