@@ -71,10 +71,20 @@ class Cell:
         setup = SETUPS[self.data]
         rounds = asked.rounds(setup.rounds)
         return RunConfig.of(
-            model=self.model, data=self.data, data_dir=asked.data_dir, partition=self.partition, method=self.method,
-            constraints=self.constraints, rounds=rounds, devices=setup.devices, per_round=setup.per_round, seed=seed,
-            bn="batch", eval_every=asked.eval_every(rounds), **dict(self.options),
-        )  # fmt: skip
+            model=self.model,
+            data=self.data,
+            data_dir=asked.data_dir,
+            partition=self.partition,
+            method=self.method,
+            constraints=self.constraints,
+            rounds=rounds,
+            devices=setup.devices,
+            per_round=setup.per_round,
+            seed=seed,
+            bn="batch",
+            eval_every=asked.eval_every(rounds),
+            **dict(self.options),
+        )
 
 
 @dataclass(frozen=True)

@@ -167,10 +167,14 @@ def _settings(request: RunConfig, setup: Setup) -> LocalTraining:
     """As the run trains, with stand-ins for the data's mean and standard deviation."""
     channels = setup.input[0]
     return LocalTraining(
-        request.batch, augmentation=setup.augmentation, mean=(0.5,) * channels, std=(0.25,) * channels,
-        micro_batch=request.micro_batch, activation_checkpointing=request.activation_checkpointing,
+        request.batch,
+        augmentation=setup.augmentation,
+        mean=(0.5,) * channels,
+        std=(0.25,) * channels,
+        micro_batch=request.micro_batch,
+        activation_checkpointing=request.activation_checkpointing,
         kernels=request.may_use_kernels and kernels.available(),
-    )  # fmt: skip
+    )
 
 
 @contextlib.contextmanager

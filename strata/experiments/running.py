@@ -76,9 +76,13 @@ class _Worker:
 
     def __post_init__(self) -> None:
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "strata.experiments.run_process"], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-            stderr=self.log, text=True, start_new_session=True,  # Ctrl-C is for the parent, which tells the others
-        )  # fmt: skip
+            [sys.executable, "-m", "strata.experiments.run_process"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self.log,
+            text=True,
+            start_new_session=True,  # Ctrl-C is for the parent, which tells the others
+        )
 
     @property
     def answers(self) -> IO[str]:
@@ -86,8 +90,12 @@ class _Worker:
         return self.process.stdout
 
     def begin(self, run: PlannedRun, root: Path, workers: int, checkpoint_every: int) -> None:
-        job = {"request": run.request.to_json(), "folder": str(root / run.name), "workers": workers,
-               "checkpoint_every": checkpoint_every}  # fmt: skip
+        job = {
+            "request": run.request.to_json(),
+            "folder": str(root / run.name),
+            "workers": workers,
+            "checkpoint_every": checkpoint_every,
+        }
         self.run = run
         assert self.process.stdin is not None
         with contextlib.suppress(BrokenPipeError):  # its end is noticed where its answer is read
