@@ -16,7 +16,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils import _pytree as pytree
 
-from strata.execution.lessons import Lesson, Lessons, Result
+from strata.execution.lessons import LearnedResult, Lesson, Lessons
 from strata.execution.traced import Storages
 from strata.ops import NoRule, operator_of
 from strata.ops.tape import Gradients, Simulation, Strides, Value, contiguous_strides
@@ -58,7 +58,7 @@ def learned(sim: Simulation, op: Any, arguments: Any, dtypes: dict[int, torch.dt
     return results if lesson.many else results[0]
 
 
-def _gradient(sim: Simulation, gradient: Result, incoming: Gradients) -> Value:
+def _gradient(sim: Simulation, gradient: LearnedResult, incoming: Gradients) -> Value:
     given = None if gradient.view_of is None else incoming[gradient.view_of]
     if given is None:
         return sim.new(gradient.shape, gradient.itemsize, gradient.strides)
@@ -166,5 +166,5 @@ def _strides(tensor: Tensor) -> Strides:
     return None if tensor.is_contiguous() else tuple(tensor.stride())
 
 
-def _result(tensor: Tensor, view_of: int | None) -> Result:
-    return Result(tuple(tensor.shape), _strides(tensor), tensor.element_size(), view_of, tensor.requires_grad)
+def _result(tensor: Tensor, view_of: int | None) -> LearnedResult:
+    return LearnedResult(tuple(tensor.shape), _strides(tensor), tensor.element_size(), view_of, tensor.requires_grad)

@@ -24,7 +24,7 @@ MOST = 20_000  # lessons in the file; beyond, the oldest go
 
 
 @dataclass(frozen=True)
-class Result:
+class LearnedResult:
     shape: tuple[int, ...]
     strides: Strides
     itemsize: int
@@ -34,13 +34,13 @@ class Result:
 
 @dataclass(frozen=True)
 class Lesson:
-    results: tuple[Result, ...]
+    results: tuple[LearnedResult, ...]
     many: bool  # the operator returns a list
     forward: int  # highest rise in forward
     kept_inputs: tuple[int, ...]
     kept_results: tuple[int, ...]
     kept_bytes: int  # of other tensors, made to be kept
-    gradients: tuple[Result | None, ...]  # per tensor input; a view is one of the incoming gradients
+    gradients: tuple[LearnedResult | None, ...]  # per tensor input; a view is one of the incoming gradients
     backward: int  # highest rise in backward, the gradients included
 
 
@@ -130,6 +130,6 @@ def _decoded(fields: Any) -> Lesson | None:
         return None
 
 
-def _result(fields: Any) -> Result:
+def _result(fields: Any) -> LearnedResult:
     shape, strides, itemsize, view_of, differentiable = fields
-    return Result(tuple(shape), None if strides is None else tuple(strides), itemsize, view_of, differentiable)
+    return LearnedResult(tuple(shape), None if strides is None else tuple(strides), itemsize, view_of, differentiable)

@@ -76,7 +76,7 @@ def place(graph: ChannelGraph, cut: Cut, segments: int | str, batch: int) -> Pla
 
 
 @dataclass
-class Call:
+class ObservedCall:
     """One operation; storages are numbered."""
 
     read: set[int] = field(default_factory=set)  # behind its inputs, with weights, buffers and the batch
@@ -89,7 +89,7 @@ class Call:
 
 @dataclass
 class Observed:
-    calls: list[Call]
+    calls: list[ObservedCall]
     sizes: list[int]  # bytes of each storage; nothing for what is there all the time
     born: dict[int, int]  # the operation that made it; -1: weights, buffers and the batch
     last_use: dict[int, int]  # the last operation that reads it; the network's result is read at the end
@@ -115,7 +115,7 @@ def observe(ops: Sequence[SizedOp], order: Sequence[int] | None = None) -> Obser
             values[op.name] = _unknown(sim, op, values)
         found.born |= dict.fromkeys(range(before, len(sim.sizes)), index)
         read = {storage for name in op.inputs for storage in storages(values[name])}
-        call = Call(read=read)
+        call = ObservedCall(read=read)
         call.kept = {storage for node in sim.nodes[recorded:] for storage in node.saved}
         if writes(op.target) and isinstance(op.args[0], Ref):
             call.changed = storages(values[op.args[0].name])

@@ -16,7 +16,7 @@ from strata.federation.device_store import DeviceStore
 from strata.federation.jobs import CohortJob, Failed, TrainJob
 from strata.federation.privacy import Privacy, PrivateSum, Reach
 from strata.federation.robust import FEWEST, KeptUpdates, Robust, updates_needed
-from strata.federation.simulated_fleet import Fleet
+from strata.federation.simulated_fleet import SimulatedFleet
 from strata.federation.state import FederationState
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ class RoundFailed(Exception):
 
 @dataclass(frozen=True)
 class RoundSettings:
-    fleet: Fleet
+    fleet: SimulatedFleet
     partition: Partition
     per_round: int
     quorum: int

@@ -19,7 +19,7 @@ JITTER = 0.1
 
 
 @dataclass(frozen=True)
-class Fleet:
+class SimulatedFleet:
     seed: int
     devices: int
     dropout: float = 0.0  # chance that a device fails in a round

@@ -28,13 +28,13 @@ class InputCut:
 
 
 @dataclass(frozen=True)
-class Step:
+class CutCall:
     node: fx.Node
     cuts: tuple[InputCut, ...]
     call: Call
 
 
-def steps(mode: Mode, table: KeptTable) -> Iterator[Step]:
+def steps(mode: Mode, table: KeptTable) -> Iterator[CutCall]:
     """Each operation with the cuts of its inputs and its resized call (inputs still named by the original nodes)."""
     for node in mode.graph.nodes:
         if node.op != "call_function":
@@ -53,4 +53,4 @@ def steps(mode: Mode, table: KeptTable) -> Iterator[Step]:
                     before = Along(requirement.dim, table.masks[requirement.need], False)
         vectors = mode.vectors.get(node)
         after = None if isinstance(vectors, list) else table.along(vectors)
-        yield Step(node, tuple(cuts), resize(node, before, after))
+        yield CutCall(node, tuple(cuts), resize(node, before, after))

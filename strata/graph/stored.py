@@ -17,7 +17,7 @@ from safetensors.torch import load, save
 from torch import Tensor, fx
 
 from strata.graph.export import Exported, Exports
-from strata.graph.values import BatchSize, Described, Size, describe
+from strata.graph.values import BatchSize, DescribedValue, Size, describe
 
 FORMAT = 1
 _NAMESPACES = ("aten", "prims")
@@ -212,7 +212,7 @@ def _description_to_json(value: Any) -> Any:
         return None
     if isinstance(value, list):
         return [_description_to_json(one) for one in value]
-    if not isinstance(value, Described):
+    if not isinstance(value, DescribedValue):
         raise NotStorable(f"{type(value)}")
     sizes = [[size.constant, size.per_sample] if isinstance(size, BatchSize) else size for size in value.sizes]
     return {"sizes": sizes, "dtype": _dtype_name(value.dtype)}

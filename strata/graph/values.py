@@ -29,7 +29,7 @@ class BatchSize:
 Size = int | BatchSize
 
 
-class Described(Tensor):
+class DescribedValue(Tensor):
     """A tensor without data. `shape` is a tuple of sizes, numbers and BatchSizes; the rest is as at a batch of two."""
 
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
@@ -40,18 +40,18 @@ class Described(Tensor):
         return self.sizes
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
-        return f"Described([{', '.join(map(str, self.sizes))}], {self.dtype})"
+        return f"DescribedValue([{', '.join(map(str, self.sizes))}], {self.dtype})"
 
 
-def describe(sizes: tuple[Size, ...], dtype: torch.dtype) -> Described:
+def describe(sizes: tuple[Size, ...], dtype: torch.dtype) -> DescribedValue:
     plain = [size if isinstance(size, int) else size.at(AT) for size in sizes]
-    found = torch.empty(plain, dtype=dtype, device="meta").as_subclass(Described)
+    found = torch.empty(plain, dtype=dtype, device="meta").as_subclass(DescribedValue)
     found.sizes = sizes
     return found
 
 
 def described(value: Any) -> Any:
-    """torch.export's own fake tensors (or lists of them) as Described; None for all else, such as sizes."""
+    """torch.export's own fake tensors (or lists of them) as DescribedValue; None for all else, such as sizes."""
     if isinstance(value, (list, tuple)):
         return [described(one) for one in value]
     if not isinstance(value, Tensor):

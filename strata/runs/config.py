@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from strata.federation.aggregation import ServerOptimizer
     from strata.federation.privacy import Privacy
     from strata.federation.robust import Robust
-    from strata.federation.simulated_fleet import Fleet as SimulatedFleet
+    from strata.federation.simulated_fleet import SimulatedFleet
 
 FORMAT = 2  # of config.json; 1 had no number, and neither robust aggregation, privacy nor recomputation
 DEFAULT_ROUNDS = 500
@@ -409,11 +409,11 @@ class RunOptions(Tree):
         return self.privacy.of(self.fleet.devices)
 
     def simulated_fleet(self) -> SimulatedFleet:
-        from strata.federation.simulated_fleet import Fleet, parse_stragglers
+        from strata.federation.simulated_fleet import SimulatedFleet, parse_stragglers
 
         fleet = self.fleet
         share, slowdown = parse_stragglers(fleet.stragglers)
-        return Fleet(self.course.seed, fleet.devices, fleet.dropout, share, slowdown, fleet.deadline)
+        return SimulatedFleet(self.course.seed, fleet.devices, fleet.dropout, share, slowdown, fleet.deadline)
 
 
 @dataclass(frozen=True)

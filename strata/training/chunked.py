@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, fx
 
-from strata.graph.rewrite import Step, steps
+from strata.graph.rewrite import CutCall, steps
 from strata.ops import keeps_samples_apart
 from strata.ops.channels import family
 from strata.training.stepwise import StepValues, last_uses, run_step
@@ -45,7 +45,7 @@ class Chunked:
         needed = mode.needed(name)
         self._constants = graph.cut_constants(table)
         batch = str(self._inputs[0].meta["val"].shape[0])
-        self._stretches: list[list[Step]] = [[]]  # each but the first begins with a batch norm
+        self._stretches: list[list[CutCall]] = [[]]  # each but the first begins with a batch norm
         for step in steps(mode, table):
             if step.node not in needed:
                 continue
@@ -109,7 +109,7 @@ def _together(found: Sequence[tuple[int, Statistics]]) -> Statistics:
     return mean.to(like), variance.to(like)
 
 
-def _normalised(step: Step, values: Any, state: Any, statistics: Statistics) -> Tensor:
+def _normalised(step: CutCall, values: Any, state: Any, statistics: Statistics) -> Tensor:
     value = StepValues(step, values, state)
     x, weight, bias, _, _, _, _, eps, cudnn = map(value, step.node.args)
     return torch.batch_norm(x, weight, bias, *statistics, False, 0.0, eps, cudnn)

@@ -8,13 +8,13 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from strata.graph.rewrite import Step
+from strata.graph.rewrite import CutCall
 
 
 class StepValues:
     """The operands of one step: values made before, cut where the step says so; parameters from `state`."""
 
-    def __init__(self, step: Step, values: Mapping[Any, Any], state: Mapping[str, Tensor]) -> None:
+    def __init__(self, step: CutCall, values: Mapping[Any, Any], state: Mapping[str, Tensor]) -> None:
         self._values, self._state = values, state
         self._cut: dict[Any, Any] = {}
         for cut in step.cuts:
@@ -30,7 +30,7 @@ class StepValues:
         return self._cut[argument] if argument in self._cut else self._values[argument]
 
 
-def run_step(step: Step, values: Mapping[Any, Any], state: Mapping[str, Tensor]) -> Any:
+def run_step(step: CutCall, values: Mapping[Any, Any], state: Mapping[str, Tensor]) -> Any:
     """The value of this step, as the submodel computes it."""
     value, call = StepValues(step, values, state), step.call
     if call.target == "index_select":

@@ -11,13 +11,13 @@ import torch
 from torch import Tensor, nn
 
 from strata.execution import learned, memory
-from strata.execution.lessons import Lesson, Lessons, Result, _path
+from strata.execution.lessons import LearnedResult, Lesson, Lessons, _path
 from strata.graph import ChannelGraph
 
 aten = torch.ops.aten
 LESSON = Lesson(
-    (Result((2, 3), None, 4, None, True), Result((2,), (3,), 8, 0, False)),
-    True, 24, (0,), (1,), 16, (None, Result((2, 3), (1, 2), 4, None, True)), 48,
+    (LearnedResult((2, 3), None, 4, None, True), LearnedResult((2,), (3,), 8, 0, False)),
+    True, 24, (0,), (1,), 16, (None, LearnedResult((2, 3), (1, 2), 4, None, True)), 48,
 )  # fmt: skip
 
 

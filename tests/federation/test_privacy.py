@@ -15,7 +15,7 @@ from scipy.stats import kstest
 from strata.core.errors import BadInput
 from strata.federation.aggregation import ServerOptimizer
 from strata.federation.privacy import MOST_CUTS, Privacy, PrivateSum, Reach
-from strata.federation.simulated_fleet import Fleet
+from strata.federation.simulated_fleet import SimulatedFleet
 from strata.methods import create
 from strata.runs.config import RunOptions
 from tests.federation import tiny
@@ -147,7 +147,7 @@ def test_noise_is_never_the_same_twice_unless_a_seed_says_so() -> None:
 
 
 def test_each_device_is_sampled_for_itself() -> None:
-    fleet, rounds, rate = Fleet(0, 50), 400, 0.2
+    fleet, rounds, rate = SimulatedFleet(0, 50), 400, 0.2
     chosen = [fleet.sample_each(PRIVACY.uniform(50, "sampling", round), rate) for round in range(rounds)]
     times = np.bincount([device for devices in chosen for device in devices], minlength=50)
     assert np.abs(times - 80).max() < 4.5 * math.sqrt(rounds * rate * (1 - rate))

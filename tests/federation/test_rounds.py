@@ -14,7 +14,7 @@ from strata.data import iid
 from strata.engines import InlineEngine, Outcome
 from strata.federation.jobs import DeviceProgram, evaluate
 from strata.federation.rounds import RoundFailed, RoundSettings, play
-from strata.federation.simulated_fleet import Fleet
+from strata.federation.simulated_fleet import SimulatedFleet
 from strata.federation.state import FederationState
 from strata.training import LocalTraining
 from tests.federation import tiny
@@ -54,7 +54,7 @@ def settings(**changes: Any) -> RoundSettings:
     fleet = {key: changes.pop(key) for key in ("dropout", "straggler_share", "slowdown", "deadline") if key in changes}
     devices = changes.pop("devices", 12)
     base: dict[str, Any] = {
-        "fleet": Fleet(0, devices, **fleet), "partition": iid(240, devices, 0), "per_round": 4, "quorum": 1,
+        "fleet": SimulatedFleet(0, devices, **fleet), "partition": iid(240, devices, 0), "per_round": 4, "quorum": 1,
         "lr": lambda round: 0.1, "seed": 0,
     }  # fmt: skip
     return RoundSettings(**{**base, **changes})

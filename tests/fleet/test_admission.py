@@ -18,7 +18,7 @@ pytest.importorskip("flwr")
 from strata.fleet.security.addresses import parse_address
 from strata.fleet.security.keys import make_keys
 from strata.fleet.server.control import Access, connect
-from strata.fleet.server.status import DeviceState, look
+from strata.fleet.server.status import DeviceStatus, look
 from tests.fleet.processes import PATIENCE, Command, descendants, free_port, strata, wait_until_gone
 
 
@@ -43,7 +43,7 @@ class Fleet:
             "--budget", "64MiB", "--cache", f"cache-{name}", *more,
         )  # fmt: skip
 
-    def status(self) -> dict[str, DeviceState]:
+    def status(self) -> dict[str, DeviceStatus]:
         state = look(Access.of(parse_address(self.address), self.keys, insecure=False))
         return {device.name: device for device in state.devices}
 
@@ -56,7 +56,7 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
 
 
 def test_a_registered_device_is_admitted_and_seen(fleet: Fleet) -> None:
-    assert replace(fleet.status()["a"], node="") == DeviceState("a", "", "registered", last_seen=None)
+    assert replace(fleet.status()["a"], node="") == DeviceStatus("a", "", "registered", last_seen=None)
     device = fleet.device("a")
     try:
         device.wait_for("a is connected")

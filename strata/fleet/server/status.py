@@ -16,7 +16,7 @@ PATIENCE = 2  # heartbeats that may be missed before Flower takes a device for o
 
 
 @dataclass(frozen=True)
-class DeviceState:
+class DeviceStatus:
     name: str  # empty for a device of a plain-text server, which registers itself
     node: str
     state: str  # online, offline, or registered: has not been seen yet
@@ -42,7 +42,7 @@ class RunState:
 @dataclass(frozen=True)
 class FleetState:
     server: str
-    devices: tuple[DeviceState, ...]
+    devices: tuple[DeviceStatus, ...]
     runs: tuple[RunState, ...]
 
     def to_json(self) -> dict[str, Any]:
@@ -86,14 +86,14 @@ def _known(folders: Sequence[str | None]) -> dict[str, dict[str, Any]]:
     return known
 
 
-def _device(node: Any) -> DeviceState:
+def _device(node: Any) -> DeviceStatus:
     seen = None
     if node.HasField("online_until") and node.online_until > 0 and node.last_activated_at:
         heartbeat = node.online_until - PATIENCE * node.heartbeat_interval
         seen = datetime.datetime.fromtimestamp(heartbeat, datetime.UTC).isoformat(timespec="seconds")
     if node.status == "offline" and node.last_deactivated_at:
         seen = _seconds(node.last_deactivated_at)
-    return DeviceState(node.name, str(node.node_id), node.status, seen)
+    return DeviceStatus(node.name, str(node.node_id), node.status, seen)
 
 
 def _run(run: Any, now: datetime.datetime) -> RunState:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from strata.graph.rewrite import Step
+from strata.graph.rewrite import CutCall
 from strata.ops.channels import argument
 from strata.training.kernels import convolution
 from strata.training.stepwise import take
@@ -41,7 +41,7 @@ def _one(value: Any) -> int:
 
 
 @FORM.rule("convolution")
-def _convolution(joint: JointForward, step: Step, maps: dict[Any, bool]) -> Compute:
+def _convolution(joint: JointForward, step: CutCall, maps: dict[Any, bool]) -> Compute:
     node, call = step.node, step.call
     groups = call.args[6] if len(call.args) > 6 else call.kwargs.get("groups", 1)
     padding = argument(node, 4, "padding", 0)
@@ -60,7 +60,7 @@ def _convolution(joint: JointForward, step: Step, maps: dict[Any, bool]) -> Comp
 
 
 @FORM.rule("batch_norm")
-def _batch_norm(joint: JointForward, step: Step, maps: dict[Any, bool]) -> Compute:
+def _batch_norm(joint: JointForward, step: CutCall, maps: dict[Any, bool]) -> Compute:
     """Over all of a channel, which lies in one piece."""
     node = step.node
     get = joint.input(step, node.args[0])
@@ -80,7 +80,7 @@ def _batch_norm(joint: JointForward, step: Step, maps: dict[Any, bool]) -> Compu
 
 
 @FORM.rule("average_pooling")
-def _average(joint: JointForward, step: Step, maps: dict[Any, bool]) -> Compute:
+def _average(joint: JointForward, step: CutCall, maps: dict[Any, bool]) -> Compute:
     """Windows that tile the map."""
     node = step.node
     size = _one(node.args[1])
@@ -97,7 +97,7 @@ def _average(joint: JointForward, step: Step, maps: dict[Any, bool]) -> Compute:
 
 
 @FORM.rule("adaptive_average_pooling")
-def _global_average(joint: JointForward, step: Step, maps: dict[Any, bool]) -> Compute:
+def _global_average(joint: JointForward, step: CutCall, maps: dict[Any, bool]) -> Compute:
     node = step.node
     if not maps[node.args[0]] or _one(node.args[1]) != 1:
         raise NotVectorisable("adaptive pooling to more than one position")

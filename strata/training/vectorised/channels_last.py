@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from strata.graph.rewrite import Step
+from strata.graph.rewrite import CutCall
 from strata.ops.channels import argument
 from strata.training.stepwise import take
 from strata.training.vectorised.common import add_common_rules
@@ -34,7 +34,7 @@ add_common_rules(FORM)
 
 
 @FORM.rule("convolution")
-def _convolution(joint: JointForward, step: Step, maps: dict[Any, bool]) -> Compute:
+def _convolution(joint: JointForward, step: CutCall, maps: dict[Any, bool]) -> Compute:
     node, call = step.node, step.call
     get = joint.input(step, node.args[0])
     if not maps[node.args[0]]:
@@ -60,7 +60,7 @@ def _convolution(joint: JointForward, step: Step, maps: dict[Any, bool]) -> Comp
 
 
 @FORM.rule("batch_norm")
-def _batch_norm(joint: JointForward, step: Step, maps: dict[Any, bool]) -> Compute:
+def _batch_norm(joint: JointForward, step: CutCall, maps: dict[Any, bool]) -> Compute:
     node = step.node
     get = joint.input(step, node.args[0])
     if not maps[node.args[0]] or not node.args[5]:
@@ -72,7 +72,7 @@ def _batch_norm(joint: JointForward, step: Step, maps: dict[Any, bool]) -> Compu
 
 
 @FORM.rule("group_norm")
-def _group_norm(joint: JointForward, step: Step, maps: dict[Any, bool]) -> Compute:
+def _group_norm(joint: JointForward, step: CutCall, maps: dict[Any, bool]) -> Compute:
     node = step.node
     get = joint.input(step, node.args[0])
     if not maps[node.args[0]]:
@@ -88,7 +88,7 @@ def _group_norm(joint: JointForward, step: Step, maps: dict[Any, bool]) -> Compu
 
 
 @FORM.rule("average_pooling", "max_pooling", "adaptive_average_pooling", "adaptive_max_pooling")
-def _pooling(joint: JointForward, step: Step, maps: dict[Any, bool]) -> Compute:
+def _pooling(joint: JointForward, step: CutCall, maps: dict[Any, bool]) -> Compute:
     node = step.node
     if not maps[node.args[0]]:
         raise NotVectorisable("pooling of something else than maps")

@@ -7,12 +7,12 @@ from typing import Any
 import torch
 from torch import fx
 
-from strata.graph.rewrite import Step
+from strata.graph.rewrite import CutCall
 from strata.ops.channels import argument, family
 from strata.training.vectorised.joint_forward import Compute, Form, JointForward, NotVectorisable
 
 
-def _elementwise(joint: JointForward, step: Step, maps: dict[Any, bool]) -> Compute:
+def _elementwise(joint: JointForward, step: CutCall, maps: dict[Any, bool]) -> Compute:
     node = step.node
     values = [x for x in node.all_input_nodes if x.op != "get_attr"]
     kinds = {maps[x] for x in values}
@@ -33,7 +33,7 @@ def _functional(node: fx.Node) -> Any:
     return getattr(packet, node.target._overloadname)  # type: ignore[union-attr]
 
 
-def _linear(joint: JointForward, step: Step, maps: dict[Any, bool]) -> Compute:
+def _linear(joint: JointForward, step: CutCall, maps: dict[Any, bool]) -> Compute:
     node = step.node
     if maps[node.args[0]] or len(node.meta["val"].shape) != 2:
         raise NotVectorisable("a linear layer on something else than features")
@@ -46,7 +46,7 @@ def _linear(joint: JointForward, step: Step, maps: dict[Any, bool]) -> Compute:
     return lambda v: torch.baddbmm(v[bias_name].view(joint.devices, 1, -1), get(v), v[weight].transpose(1, 2))
 
 
-def _dropout(joint: JointForward, step: Step, maps: dict[Any, bool]) -> Compute:
+def _dropout(joint: JointForward, step: CutCall, maps: dict[Any, bool]) -> Compute:
     node = step.node
     if argument(node, 1, "p") and argument(node, 2, "train"):
         raise NotVectorisable("dropout: each device draws from its own generator")
@@ -54,7 +54,7 @@ def _dropout(joint: JointForward, step: Step, maps: dict[Any, bool]) -> Compute:
     return joint.input(step, node.args[0])
 
 
-def _mean(joint: JointForward, step: Step, maps: dict[Any, bool]) -> Compute:
+def _mean(joint: JointForward, step: CutCall, maps: dict[Any, bool]) -> Compute:
     """Over positions, which are dims 2 and 3 in every form."""
     node = step.node
     dims = argument(node, 1, "dim")
@@ -68,7 +68,7 @@ def _mean(joint: JointForward, step: Step, maps: dict[Any, bool]) -> Compute:
     return lambda v: joint.form.features(get(v).mean((2, 3), keepdim=True), joint.devices)
 
 
-def _flatten(joint: JointForward, step: Step, maps: dict[Any, bool]) -> Compute:
+def _flatten(joint: JointForward, step: CutCall, maps: dict[Any, bool]) -> Compute:
     """Maps to features: each device's channels and positions in a row, in the order of the single network."""
     node = step.node
     if not maps[node.args[0]] or len(node.meta["val"].shape) != 2:

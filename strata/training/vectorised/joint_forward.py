@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, fx
 
-from strata.graph.rewrite import Step, steps
+from strata.graph.rewrite import CutCall, steps
 from strata.ops import operator_of
 from strata.ops.channels import family
 from strata.training.stepwise import StepValues, last_uses, run_step, take
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from strata.graph import ChannelGraph, Cut
 
 Compute = Callable[[Mapping[Any, Any]], Any]  # values so far (nodes and parameter names) -> the operation's value
-Rule = Callable[["JointForward", Step, dict[Any, bool]], Compute]  # with: which values are maps, to be completed
+Rule = Callable[["JointForward", CutCall, dict[Any, bool]], Compute]  # with: which values are maps, to be completed
 
 
 class NotVectorisable(Exception):
@@ -58,7 +58,7 @@ class JointForward:
         self.inputs = mode.inputs
         self.multiplied: set[str] = set()  # weights of linear layers: [devices, out, in]
         self.used: set[str] = set()
-        self._frozen: list[Step] = []
+        self._frozen: list[CutCall] = []
         self._trained: list[tuple[fx.Node, Compute]] = []
         self.boundary: dict[Any, None] = {}
         maps: dict[Any, bool] = {}
@@ -118,7 +118,7 @@ class JointForward:
                 values.pop(spent, None)
         return values[self.output]
 
-    def input(self, step: Step, node: Any) -> Compute:
+    def input(self, step: CutCall, node: Any) -> Compute:
         """How to get an operand, cut where the step says so."""
         if not isinstance(node, fx.Node):
             return lambda values: node
@@ -147,7 +147,7 @@ def batch_norm(x: Tensor, scale: Tensor | None, shift: Tensor | None, eps: float
     return torch.batch_norm(x, scale, shift, None, None, True, 0.0, eps, torch.backends.cudnn.enabled)
 
 
-def _plain(step: Step, values: Mapping[Any, Any], state: Mapping[str, Tensor]) -> Any:
+def _plain(step: CutCall, values: Mapping[Any, Any], state: Mapping[str, Tensor]) -> Any:
     """One operation of the frozen part; batch norms use the batch's statistics and keep none."""
     if family(step.node) != "batch_norm":
         return run_step(step, values, state)
