@@ -106,13 +106,14 @@ class Recorded(Simulation):
 
     history: list[int] = []
 
-    def __init__(self, standing: int) -> None:
-        super().__init__(standing)
+    def __init__(self, standing: int, gradients: int = 0) -> None:
+        super().__init__(standing, gradients)
         Recorded.history = [self.live]
 
     def allocate(self, size: int) -> int:
         storage = super().allocate(size)
-        self.history.append(self.live)
+        if size:  # what is there all the time has a storage of no size
+            self.history.append(self.live)
         return storage
 
     def release(self, storage: int) -> None:
@@ -122,7 +123,7 @@ class Recorded(Simulation):
 
 def curves(plan: Plan, number: int) -> tuple[list[int], list[int]]:
     """Live bytes over one training step: of the whole model, and of step `number`."""
-    formula = importlib.import_module("strata.execution.simulated")  # the package has a function of this name
+    formula = importlib.import_module("strata.execution.simulated")
     formula.Simulation = Recorded  # type: ignore[attr-defined]
     try:
         found = []
