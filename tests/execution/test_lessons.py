@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from strata.execution import learned, memory
+from strata.execution.execution import Execution
 from strata.execution.lessons import LearnedResult, Lesson, Lessons, _path
 from strata.graph import ChannelGraph
 
@@ -103,7 +104,7 @@ def test_the_second_start_learns_nothing(monkeypatch: pytest.MonkeyPatch) -> Non
     graph = ChannelGraph(Cumulative(), (3, 8, 8))
     first = Lessons()
     monkeypatch.setattr(learned, "_LESSONS", first)
-    expected = memory(graph, graph.full(), 4)
+    expected = memory(graph, graph.full(), Execution(4))
     first.save()
 
     def must_not(*_: object) -> Lesson:
@@ -111,12 +112,13 @@ def test_the_second_start_learns_nothing(monkeypatch: pytest.MonkeyPatch) -> Non
 
     monkeypatch.setattr(learned, "_LESSONS", Lessons())
     monkeypatch.setattr(learned, "_learn", must_not)
-    assert memory(graph, graph.full(), 4) == expected
+    assert memory(graph, graph.full(), Execution(4)) == expected
     with pytest.raises(AssertionError, match="learned again"):
-        memory(graph, graph.full(), 5)
+        memory(graph, graph.full(), Execution(5))
 
 
 def test_without_a_home_there_is_no_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("STRATA_CACHE", raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", "/dev/null")
     lessons = Lessons()
     lessons.add((aten.sin.default,), LESSON)

@@ -6,6 +6,7 @@ import torch
 from torch import nn
 
 from strata.execution import measure, measure_step
+from strata.execution.execution import Execution
 from strata.execution.measured import growth, live_bytes
 from tests.networks import NETWORKS, mobilenet
 
@@ -66,19 +67,19 @@ def test_views_and_shared_storages_count_once() -> None:
 
 def test_a_linear_layer_by_hand() -> None:
     """Linear(10, 100), no bias, batch 2: weights, momentum, gradient, a copy for weight decay: 4000 bytes each."""
-    found = measure(nn.Linear(10, 100, bias=False), (10,), 2, classes=100)
+    found = measure(nn.Linear(10, 100, bias=False), (10,), Execution(2), classes=100)
     assert found.standing == 2 * 4000 + 2 * 10 * 4 + 2 * 8
     assert found.peak == found.standing + 8000 + 12  # and the momentum factor as a tensor
     assert found.scratch == 0 and found.allocated == found.peak
-    without = measure(nn.Linear(10, 100, bias=False), (10,), 2, classes=100, momentum=False)
+    without = measure(nn.Linear(10, 100, bias=False), (10,), Execution(2, momentum=0.0), classes=100)
     assert without.peak == found.standing - 4000 + 8000
 
 
 def test_frozen_parameters_have_neither_gradient_nor_momentum() -> None:
     model = nn.Sequential(nn.Linear(10, 1000), nn.ReLU(), nn.Linear(1000, 10))
-    before = measure(model, (10,), 2, classes=10)
+    before = measure(model, (10,), Execution(2), classes=10)
     model[0].requires_grad_(False)
-    after = measure(model, (10,), 2, classes=10)
+    after = measure(model, (10,), Execution(2), classes=10)
     assert before.standing - after.standing == 4 * 11_000
     assert before.peak - after.peak >= 2 * 4 * 11_000
 
@@ -88,19 +89,19 @@ def test_the_module_is_left_as_it_was() -> None:
     model.eval()
     before = {name: value.clone() for name, value in model.state_dict().items()}
     generator = torch.get_rng_state()
-    first = measure(model, shape, 4, classes=10)
+    first = measure(model, shape, Execution(4), classes=10)
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
     assert not any(part.training for part in model.modules())
     assert all(parameter.grad is None for parameter in model.parameters())
     assert torch.equal(torch.get_rng_state(), generator)
-    assert measure(model, shape, 4, classes=10) == first
+    assert measure(model, shape, Execution(4), classes=10) == first
 
 
 def test_scratch_of_the_convolution_library_is_kept_apart() -> None:
     """A depthwise 7x7 convolution on tiny images: what oneDNN takes is no property of the model."""
     depthwise = nn.Conv2d(64, 64, 7, padding=3, groups=64)
     model = nn.Sequential(nn.Conv2d(3, 64, 1), depthwise, nn.Flatten(), nn.Linear(1024, 10))
-    found = measure(model, (3, 4, 4), 2, classes=10)
+    found = measure(model, (3, 4, 4), Execution(2), classes=10)
     assert found.allocated == found.peak + found.scratch
     value = 2 * 64 * 4 * 4 * 4
     parameters = live_bytes(model.parameters())

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from strata.execution import measure, memory
+from strata.execution.execution import Execution
 from strata.graph import ChannelGraph
 from tests.execution.graphs import cuts_of
 from tests.networks import NETWORKS, graph_of
@@ -28,8 +29,8 @@ def test_networks_against_real_training(name: str) -> None:
     batches = cycle((16, 5, 8))  # from 16 on torch takes other kernels for 1x1 convolutions
     for kind, cut in cuts_of(graph).items():
         batch = next(batches)
-        predicted = memory(graph, cut, batch, "peak").total
-        measured = measure(graph.submodel(cut), graph.input_shape, batch, graph.classes).peak
+        predicted = memory(graph, cut, Execution(batch), "peak").total
+        measured = measure(graph.submodel(cut), graph.input_shape, Execution(batch), graph.classes).peak
         assert predicted == pytest.approx(measured, rel=EXACT), f"{name}, {kind}, batch {batch}"
 
 
@@ -38,16 +39,18 @@ def test_batch_of_one_uses_other_convolutions() -> None:
     for name in ("resnet20", "vgg", "hf_mobilenet"):
         graph = graph_of(name)
         for cut in (graph.full(), graph.slt(1, 2, 0.5)):
-            predicted = memory(graph, cut, 1, "peak").total
-            assert predicted == pytest.approx(measure(graph.submodel(cut), graph.input_shape, 1, 10).peak, rel=0.01)
+            predicted = memory(graph, cut, Execution(1), "peak").total
+            assert predicted == pytest.approx(
+                measure(graph.submodel(cut), graph.input_shape, Execution(1), 10).peak, rel=0.01
+            )
 
 
 def test_without_momentum() -> None:
     graph = graph_of("vgg")
     cut = graph.slt(1, 2, 0.5)
-    predicted = memory(graph, cut, 16, "peak", momentum=False)
-    assert predicted.total == measure(graph.submodel(cut), graph.input_shape, 16, 10, momentum=False).peak
-    assert predicted.total < memory(graph, cut, 16, "peak").total
+    predicted = memory(graph, cut, Execution(16, momentum=0.0), "peak")
+    assert predicted.total == measure(graph.submodel(cut), graph.input_shape, Execution(16, momentum=0.0), 10).peak
+    assert predicted.total < memory(graph, cut, Execution(16), "peak").total
 
 
 def test_two_linear_layers_by_hand() -> None:
@@ -64,11 +67,11 @@ def test_two_linear_layers_by_hand() -> None:
     # The optimizer: all gradients, the largest one again with weight decay added, momentum as scalars. The peak.
     optimizer = weights + 8 * 16 * 4 + 12
     assert optimizer > backward
-    found = memory(graph, graph.full(), 3, "peak")
+    found = memory(graph, graph.full(), Execution(3), "peak")
     assert found.total == standing + optimizer
     assert (found.weights, found.gradients) == (weights, 2 * weights)
     assert found.activations == found.total - 3 * weights
-    assert found.total == measure(model, (8,), 3, 4).peak
+    assert found.total == measure(model, (8,), Execution(3), 4).peak
 
 
 def test_a_wider_frozen_part_counts_while_it_runs() -> None:
@@ -76,14 +79,14 @@ def test_a_wider_frozen_part_counts_while_it_runs() -> None:
     graph = graph_of("resnet20")
     frozen = graph.slt(graph.depth, graph.depth, 1.0)
     two_values_of_the_first_stage = 2 * 32 * 16 * 32 * 32 * 4
-    assert memory(graph, frozen, 32, "peak").activations > two_values_of_the_first_stage
-    assert memory(graph, frozen, 32, "paper").activations < two_values_of_the_first_stage / 10
+    assert memory(graph, frozen, Execution(32), "peak").activations > two_values_of_the_first_stage
+    assert memory(graph, frozen, Execution(32), "paper").activations < two_values_of_the_first_stage / 10
 
 
 def test_split_adds_up_and_activations_dominate() -> None:
     graph = graph_of("resnet20")
     for accounting in ("peak", "paper"):
-        found = memory(graph, graph.full(), 32, accounting)
+        found = memory(graph, graph.full(), Execution(32), accounting)
         assert found.total == found.weights + found.gradients + found.activations
         assert found.activations > 0.9 * found.total
 
@@ -188,8 +191,8 @@ def test_operators_against_real_training(name: str) -> None:
     graph = ChannelGraph(OPERATORS[name](), (3, 8, 8))
     for cut in (graph.full(), graph.prefix(0.5), graph.slt(1, 1, 1.0)):
         for batch in (32, 4):
-            predicted = memory(graph, cut, batch, "peak").total
-            measured = measure(graph.submodel(cut), graph.input_shape, batch, graph.classes).peak
+            predicted = memory(graph, cut, Execution(batch), "peak").total
+            measured = measure(graph.submodel(cut), graph.input_shape, Execution(batch), graph.classes).peak
             assert predicted == pytest.approx(measured, rel=0.005, abs=256), f"{name}, batch {batch}"
 
 
@@ -208,7 +211,7 @@ def test_an_lstm_keeps_a_workspace_that_only_a_real_run_shows() -> None:
     graph = ChannelGraph(Recurrent(), (64, 5))
     before = torch.random.get_rng_state()
     for cut, excess in ((graph.full(), 0.06), (graph.slt(1, 1, 1.0), 0.0)):
-        predicted = memory(graph, cut, 16, "peak").total
-        measured = measure(graph.submodel(cut), graph.input_shape, 16, graph.classes).peak
+        predicted = memory(graph, cut, Execution(16), "peak").total
+        measured = measure(graph.submodel(cut), graph.input_shape, Execution(16), graph.classes).peak
         assert measured <= predicted <= (1 + excess) * measured
     assert torch.equal(torch.random.get_rng_state(), before)

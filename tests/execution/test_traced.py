@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from strata.execution import measure, memory, trace
+from strata.execution.execution import Execution
 from strata.execution.simulated import peak
 from strata.graph import ChannelGraph
 from strata.ops import NoRule, operator_of, operators, registered
@@ -22,8 +23,8 @@ def test_tracing_agrees_with_real_training(name: str) -> None:
     third = graph.depth // 3
     for cut in (graph.full(), graph.slt(third, third + 1, 0.5)):
         model = graph.submodel(cut)
-        measured = measure(model, graph.input_shape, 8, graph.classes).peak
-        assert trace(model, graph.input_shape, 8, graph.classes) == pytest.approx(measured, rel=0.005)
+        measured = measure(model, graph.input_shape, Execution(8), graph.classes).peak
+        assert trace(model, graph.input_shape, Execution(8), graph.classes) == pytest.approx(measured, rel=0.005)
 
 
 class Unusual(nn.Module):
@@ -52,13 +53,13 @@ def test_operators_without_a_rule_are_learned_or_traced(overwrite: bool) -> None
     assert not all(operator_of(op.target).bytes for op in ops if op.kind == "op")
     if overwrite:
         with pytest.raises(NoRule, match="cumsum_"):
-            peak(ops, 0, [])
+            peak(ops, 0, [], Execution())
     else:
-        peak(ops, 0, [])
+        peak(ops, 0, [], Execution())
     for cut in (graph.full(), graph.prefix(0.5), graph.slt(1, 1, 0.5)):
         for batch in (8, 3):
-            found = memory(graph, cut, batch, "peak")
-            measured = measure(graph.submodel(cut), graph.input_shape, batch, graph.classes).peak
+            found = memory(graph, cut, Execution(batch), "peak")
+            measured = measure(graph.submodel(cut), graph.input_shape, Execution(batch), graph.classes).peak
             assert 0.99 * measured <= found.total <= 1.03 * measured
             assert found.total == found.weights + found.gradients + found.activations
 
@@ -74,14 +75,14 @@ def test_learned_rules_agree_with_the_written_ones(name: str) -> None:
         if operator.names != ("getitem",) and not any(name.endswith("_") for name in operator.names)
     ]
     for cut in (graph.full(), graph.slt(third, third + 1, 0.5)):
-        expected = memory(graph, cut, 4, "peak").total
+        expected = memory(graph, cut, Execution(4), "peak").total
         with registered(*forgotten):
-            assert memory(graph, cut, 4, "peak").total == pytest.approx(expected, rel=0.01)
+            assert memory(graph, cut, Execution(4), "peak").total == pytest.approx(expected, rel=0.01)
 
 
 def test_tracing_allocates_nothing_and_leaves_the_module_alone() -> None:
     model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.Flatten(), nn.Linear(8 * 62 * 62, 10))
     before = {name: value.clone() for name, value in model.state_dict().items()}
-    huge = trace(model, (3, 64, 64), 1_000_000, 10)  # terabytes
+    huge = trace(model, (3, 64, 64), Execution(1_000_000), 10)  # terabytes
     assert huge > 10**11
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
