@@ -70,6 +70,14 @@ class Plan:
         return self.steps[-1].until_round or self.rounds_in_all
 
     @property
+    def batch_size(self) -> int:
+        return self.execution.batch_size
+
+    @property
+    def micro_batch(self) -> int | None:
+        return self.execution.micro_batch
+
+    @property
     def batch(self) -> str:
         """For people."""
         batch, part = self.execution.batch_size, self.execution.micro_batch
