@@ -110,7 +110,7 @@ class Pass:
         try:
             return simulate(self.sim, op, arguments, keywords)
         except NoRule:  # there is no rule, or it does not cover this use
-            dtypes = {id(values[name]): self.dtypes[name] for name in op.inputs}
+            dtypes = {id(values[name]): self.dtypes[name] for name in op.inputs if name in self.dtypes}
             return learned(self.sim, op, (arguments, keywords), dtypes)
 
     def _run_all(self, part: Sequence[SizedOp], values: Values, outputs: Collection[str]) -> None:

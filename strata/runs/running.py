@@ -95,6 +95,7 @@ def run(
             "strata.run was called while a worker process imported your script: put the call under "
             "`if __name__ == '__main__':`"
         )
+    _check_types(model)  # before its graph is made
     training = complete(_as_planned(training, method, data), data)
     whole = prepared_model(class_of(method), model, data.inputs, options.get("seed", 0))
     if isinstance(method, str | type):
@@ -476,6 +477,10 @@ def _check_fit(method: Method, model: nn.Module, data: FederatedData) -> None:
     shapes = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
     if shapes != dict(graph.state_shapes):
         raise BadInput("the method was made for another model than the one given: make both from the same model")
+    _check_types(model)
+
+
+def _check_types(model: nn.Module) -> None:
     for name, parameter in model.named_parameters():
         if parameter.is_floating_point() and parameter.dtype != torch.float32:
             kind = str(parameter.dtype).removeprefix("torch.")

@@ -255,7 +255,7 @@ def test_by_the_command_line(
 def test_on_a_fleet_nothing_else_may_say_what_devices_have(tmp_path: Path) -> None:
     pytest.importorskip("flwr")
     from strata.fleet.protocol.settings import RunSettings
-    from strata.fleet.server.run import conduct
+    from strata.fleet.server.run import run_on_fleet
 
     out = str(tmp_path / "run")
     for request, evaluation, says in (
@@ -263,4 +263,4 @@ def test_on_a_fleet_nothing_else_may_say_what_devices_have(tmp_path: Path) -> No
         ({"dp_noise": 1.0, "dp_clip": 0.5, "dp_seed": 1}, "server", "leave out --dp-seed"),
     ):
         with pytest.raises(BadInput, match=says):
-            conduct(None, RunSettings(request, out, evaluation=evaluation))  # type: ignore[arg-type]
+            run_on_fleet(None, RunSettings(request, out, evaluation=evaluation))  # type: ignore[arg-type]

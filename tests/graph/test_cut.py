@@ -211,12 +211,6 @@ class Tied(Branching):
         self.other.weight = self.conv.weight
 
 
-class Pair(Branching):
-    def forward(self, x: Tensor) -> Any:  # type: ignore[override]
-        x = self.conv(x).mean((2, 3))
-        return self.classifier(x), x
-
-
 class Raising(Branching):
     def forward(self, x: Tensor) -> Tensor:
         raise ValueError("this model is broken")
@@ -228,7 +222,6 @@ class Raising(Branching):
         (Branching, r"data-dependent control flow.*test_cut\.py"),
         (Twice, r"conv\.weight is used 2 times"),
         (Tied, r"shares one weight between conv\.weight and other\.weight"),
-        (Pair, "returns 2 tensors"),
         (Raising, "fails on input 3x8x8.*this model is broken"),
         (nn.ReLU, "has no parameters"),
         (lambda: nn.Sequential(nn.Flatten(), nn.Linear(192, 2)), "no layer that can be cut"),

@@ -71,7 +71,7 @@ def test_a_fleet_refuses_what_is_simulated_and_says_why(capsys: pytest.CaptureFi
         (["--rounds", "ten"], "--rounds must be a whole number of at least 1, not ten"),
         (["--batch", "0"], "--batch must be a whole number of at least 1, not 0"),
         (["--lr", "fast"], "--lr must be a finite number, not fast"),
-        (["--micro-batch", "x"], "--micro-batch must be a whole number, not x"),
+        (["--micro-batch", "x"], "--micro-batch must be a whole number of at least 1, not x"),
         (["--momentum", "1"], "--momentum must be below 1, not 1.0"),
         (["--head-fraction", "1.5"], "--head-fraction must be at most 1, not 1.5"),
         (["--dropout", "1"], "dropout is the share of devices that fail, from 0 to below 1, not 1"),
@@ -196,7 +196,7 @@ def test_a_folder_of_a_later_format_is_refused(tmp_path: Path) -> None:
 
 
 def test_options_of_some_methods_are_those_that_methods_name() -> None:
-    named = {option for entry in METHODS.values() for option in entry.options} - {"seed"}
+    named = {option for method in METHODS.values() for option in method.card.options} - {"seed"}
     assert named <= set(of_some_methods())
     assert users_of("variant") == users_of("pool") == ["fd"]
     assert {tuple(users_of(key)) for key in ("schedule", "patience", "head_fraction")} == {("slt",)}
