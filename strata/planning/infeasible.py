@@ -98,9 +98,10 @@ def _sentence(request: dict[str, Any], short: Shortfall, offer: Remedies) -> str
     head = "at full width" if short.scale == 1 else f"even with the narrowest head (scale {short.scale})"
     where = "pre-training (step 0)" if short.step == 0 else f"step {short.step} ({short.k_frozen} layers frozen)"
     in_parts = f" in parts of {request['micro_batch']}" if "micro_batch" in request else ""
+    recomputed = ", activations recomputed" if "activation_checkpointing" in request else ""
     text = (
         f"no plan fits {_both(request['budget_bytes'])} by {request['accounting']} accounting at batch "
-        f"{request['batch']}{in_parts}: {where} {head} needs {_both(short.needed_bytes)}, "
+        f"{request['batch']}{in_parts}{recomputed}: {where} {head} needs {_both(short.needed_bytes)}, "
         f"{_both(short.short_bytes)} too much. The smallest budget that fits is {_both(offer.smallest_budget_bytes)}"
     )
     if offer.largest_batch is None:

@@ -14,6 +14,8 @@ from torch import Tensor
 from strata import __version__
 from strata.core.errors import BadInput, one_line
 from strata.core.processes import parent_of
+from strata.core.settings import settings_of
+from strata.execution.execution import Execution
 from strata.fleet.device import available_memory as limits
 from strata.fleet.device.frozen_store import FrozenLayers
 from strata.fleet.device.memory_cap import MemoryCap, OutOfMemory
@@ -40,18 +42,8 @@ from strata.training.evaluation import added
 if TYPE_CHECKING:
     from strata.fleet.protocol.codec import Packet
 
-PLAIN = (
-    "batch_size",
-    "epochs",
-    "momentum",
-    "weight_decay",
-    "proximal",
-    "augmentation",
-    "mean",
-    "std",
-    "micro_batch",
-    "activation_checkpointing",
-)
+# what of a LocalTraining a device is sent
+PLAIN = (*settings_of(Execution), "epochs", "augmentation", "mean", "std")
 NARROW = 0.05  # of the width: enough to load what every training loads
 LEAST_MARGIN = 24 * limits.MIB  # for what no tensor accounts for: scratch and compiled code, measured at 5 to 20 MiB
 
@@ -237,7 +229,7 @@ class PreparedDevice:
     def _cap(self, training: LocalTraining, client: int, counted: int = 0) -> MemoryCap:
         if not self.settings.hard_limit:
             return MemoryCap(None)
-        from strata.execution import Execution, memory
+        from strata.execution import memory
 
         full = memory(self.graph, self.graph.full(), Execution(training.batch_size)).total
         return MemoryCap(self.budget(client), max(LEAST_MARGIN, int(MARGIN * full)), counted)
