@@ -236,7 +236,7 @@ def test_micro_batches_need_no_more_than_promised(where: tuple[int, int, float])
     assert price.bytes(*where) - gradients <= measured <= 1.001 * price.bytes(*where)
     verified = measure(graph.submodel(cut), (3, 32, 32), Execution(24, 8), 10).peak  # in another memory format
     assert verified == pytest.approx(measured, rel=1e-3) and verified <= price.bytes(*where)
-    assert price.at_batch(24, 24).bytes(*where) == price.at_batch(24).bytes(*where)  # one part is the batch
+    assert price.by(Execution(24, 24)).bytes(*where) == price.by(Execution(24)).bytes(*where)  # one part is the batch
 
 
 def test_true_peak_says_there_is_no_plan_at_an_eighth() -> None:
