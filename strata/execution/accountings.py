@@ -18,6 +18,7 @@ from strata.execution.traced import trace
 from strata.ops.bytes import NoRule
 
 if TYPE_CHECKING:
+    from strata.execution.segments import Placement
     from strata.graph import ChannelGraph, Cut
 
 ACCOUNTINGS = ("paper", "peak")
@@ -45,11 +46,14 @@ def memory(graph: ChannelGraph, cut: Cut, execution: Execution, accounting: str 
         return Memory(sum(parts), *parts, accounting)
     passes = {(samples, number > 0) for number, samples in enumerate(execution.parts)}
     passes -= {(samples, False) for samples, accumulated in passes if accumulated}  # it takes more than the first
-    found = [_peak(graph, cut, execution, *one) for one in sorted(passes)]
+    placement = placement_for(graph, cut, execution)  # the same for all of them
+    found = [_peak(graph, cut, execution, placement, *one) for one in sorted(passes)]
     return max(found, key=lambda one: one.total)
 
 
-def _peak(graph: ChannelGraph, cut: Cut, execution: Execution, samples: int, accumulated: bool) -> Memory:
+def _peak(
+    graph: ChannelGraph, cut: Cut, execution: Execution, placement: Placement | None, samples: int, accumulated: bool
+) -> Memory:
     """Of the pass over so many samples, with or without gradients of earlier ones."""
     ops = graph.sized(cut, samples)
     weights = state_bytes(graph, cut) + index_bytes(ops)
@@ -58,7 +62,7 @@ def _peak(graph: ChannelGraph, cut: Cut, execution: Execution, samples: int, acc
     used = {op.state_name for op in ops}  # a parameter that takes no part has neither gradient nor momentum
     trained = [_bytes(graph, cut, [name]) for name in cut.trained if name in used]
     try:
-        found = peak(ops, weights, trained, execution, placement_for(graph, cut, execution), accumulated)
+        found = peak(ops, weights, trained, execution, placement, accumulated)
     except NoRule:
         return _traced(graph, cut, execution, weights, sum(trained))
     return Memory(found.total, found.weights, found.gradients, found.activations, "peak")

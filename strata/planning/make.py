@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from strata.core.errors import BadInput
 from strata.core.sizes import at_least_one, parse_bytes, parse_ratio, parse_shape, several
-from strata.execution import Execution
+from strata.execution import ACCOUNTINGS, Execution
 from strata.graph import ChannelGraph
 from strata.planning.infeasible import PlanInfeasible, remedies, shortfall, smallest_budget
 from strata.planning.plans import Level, Plan, Step, request_json
@@ -18,8 +18,6 @@ from strata.planning.search import Configuration, search, smallest_frozen, with_
 
 if TYPE_CHECKING:
     from torch import nn
-
-ACCOUNTINGS = ("paper", "peak")
 
 
 def plan(
