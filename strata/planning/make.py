@@ -43,7 +43,8 @@ def plan(
     `accounting` says how bytes are counted: `peak` (live bytes of a real training step; default with `budget`) or
     `paper` (default with `constraint`). With `micro_batch` devices take so many samples of a batch at a time and sum
     the gradients; with `activation_checkpointing` they compute most activations anew. Give both to LocalTraining too.
-    `proximal` counts the copy of the weights that FedProx keeps. An `execution` says all of this at once. A
+    `proximal` counts the copy of the weights that FedProx keeps. An `execution` says all of this at once; as a
+    strata.training.LocalTraining it may have an optimizer of your own, and what that keeps is counted too. A
     ChannelGraph may stand in for the model, to export it only once. `input_shape` is (3, 32, 32) if not given, or the
     ChannelGraph's own.
     Raises PlanInfeasible where nothing fits, BadInput where the request makes no sense.

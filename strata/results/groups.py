@@ -68,6 +68,11 @@ class Group:
         return max((p for run in self.runs for p in numbers(run.records, "peak_bytes") if p), default=None)
 
     @property
+    def over_budget_bytes(self) -> float:
+        """What the worst device took above its budget, where that was counted in true bytes."""
+        return max((p for run in self.runs for p in numbers(run.records, "over_budget_bytes") if p), default=0)
+
+    @property
     def privacy(self) -> str:
         """What differential privacy has come to, in the worst run; empty without it."""
         if not any("epsilon" in record for run in self.runs for record in run.records):

@@ -17,6 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from strata.core.sizes import show_bytes
+from strata.runs.allowance import verdict
 from strata.runs.callbacks import Callback, RunInfo
 
 if TYPE_CHECKING:
@@ -139,7 +140,10 @@ def _rows(result: Result) -> list[tuple[str, str]]:
         ("loss", "not finite" if summary["loss"] is None else f"{summary['loss']:.4f}"),
         *([("per class", f"{min(per_class):.1%} to {max(per_class):.1%}")] if per_class else []),
         ("rounds", rounds),
-        ("largest device", f"{show_bytes(summary['peak_bytes'])} measured peak"),
+        (
+            "largest device",
+            ", ".join(filter(None, (f"{show_bytes(summary['peak_bytes'])} measured peak", verdict(summary)))),
+        ),
         ("upload", show_bytes(summary["upload_bytes"])),
         ("download", show_bytes(summary["download_bytes"])),
         ("training", f"{summary['train_flops'] / 1e12:.3g} TFLOP"),
