@@ -18,6 +18,7 @@ from strata.core.paths import expanded
 from strata.core.settings import Described, Needs, Tree, check, differences, part, setting
 from strata.core.sizes import parse_bytes, parse_ratio, parse_shape
 from strata.execution.execution import Execution
+from strata.planning.reserve import RESERVES
 from strata.planning.schedules import DEFAULT_PATIENCE, SCHEDULES
 
 if TYPE_CHECKING:
@@ -91,6 +92,13 @@ class Approach(Component):
         None,
         "how bytes are counted (default: paper with --constraint, peak with --budget)",
         choices=("paper", "peak"),
+    )
+    reserve: str | None = setting(
+        None,
+        "scratch: what libraries take beside the tensors of a step, measured here, has to fit the --budget too",
+        choices=RESERVES,
+        simulated="it is measured on this machine, and devices have a margin of their own for it",
+        since=2,
     )
 
 

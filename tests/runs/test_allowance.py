@@ -55,7 +55,7 @@ def test_who_takes_more_than_the_budget_is_named_once(tmp_path: Path, capsys: py
     assert result.summary["budget"] == {"bytes": [40 * 1024], "accounting": "peak", "over_bytes": over}
     assert over == result.summary["peak_bytes"] - 40 * 1024 > 0
     assert capsys.readouterr().err.count("WARNING: over the budget. In round 0 device") == 1
-    assert "OVER THE BUDGET of 40.0 KiB by" in verdict(result.summary)
+    assert "OVER THE BUDGET of 40.00 KiB by" in verdict(result.summary)
 
 
 def test_the_papers_count_is_no_measure_of_true_bytes(tmp_path: Path) -> None:
