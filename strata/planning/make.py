@@ -11,6 +11,7 @@ from strata.core.errors import BadInput
 from strata.core.sizes import at_least_one, parse_bytes, parse_ratio, parse_shape, several
 from strata.execution import ACCOUNTINGS, Execution, memory, scratch_bytes
 from strata.graph import ChannelGraph
+from strata.models.loading import check_float32
 from strata.planning.infeasible import PlanInfeasible, remedies, shortfall, smallest_budget
 from strata.planning.plans import Level, Plan, Step, request_json
 from strata.planning.pricing import Pricing
@@ -140,6 +141,7 @@ def _with_scratch(plan: Plan, execution: Execution) -> list[int]:
 def _graph(model: nn.Module | ChannelGraph, input_shape: Sequence[int] | str | None) -> ChannelGraph:
     shape = None if input_shape is None else parse_shape(input_shape)
     if not isinstance(model, ChannelGraph):
+        check_float32(model)
         return ChannelGraph(model, input_shape=shape or (3, 32, 32))
     if shape not in (None, tuple(model.input_shape)):
         raise BadInput(f"the graph was made for inputs of {tuple(model.input_shape)}, not {shape}")

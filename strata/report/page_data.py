@@ -101,7 +101,7 @@ def _group(group: Group, colour: str, rebuilt: Reconstruction | None) -> dict[st
         "dropped": group.dropped,
         "privacy": group.privacy,
         "budget": budget_text(group.runs[0]),
-        "bn": str(group.runs[0].settings.get("bn") or ""),
+        "bn": _batch_norm(group.runs[0]),
         "curve": {"rounds": curve.rounds, "mean": curve.mean, "std": curve.std, "runs": curve.runs, **curve.costs},
         "runs": [_run(run) for run in group.runs],
         "memory": memory,
@@ -110,6 +110,12 @@ def _group(group: Group, colour: str, rebuilt: Reconstruction | None) -> dict[st
         "failures": _failures(group),
         "parts": _parts(group.runs[0], rebuilt),
     }
+
+
+def _batch_norm(run: RecordedRun) -> str:
+    """How it is evaluated; empty for a network without it, as a finished run says."""
+    told = run.settings if run.summary is None or "bn" not in run.summary else run.summary
+    return str(told.get("bn") or "")
 
 
 def _run(run: RecordedRun) -> dict[str, Any]:

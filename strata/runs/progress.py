@@ -136,7 +136,7 @@ def _rows(result: Result) -> list[tuple[str, str]]:
     if "stopped" in summary:
         rounds += f" (stopped: {summary['stopped']})"
     rows = [
-        ("accuracy", f"{summary['accuracy']:.2%} (batch norm {summary['bn']})"),
+        ("accuracy", f"{summary['accuracy']:.2%}" + (f" (batch norm {summary['bn']})" if summary["bn"] else "")),
         ("loss", "not finite" if summary["loss"] is None else f"{summary['loss']:.4f}"),
         *([("per class", f"{min(per_class):.1%} to {max(per_class):.1%}")] if per_class else []),
         ("rounds", rounds),

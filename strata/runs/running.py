@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 from torch import nn
 
 from strata.core.errors import BadInput
@@ -36,6 +35,7 @@ from strata.graph import ChannelGraph, Cut
 from strata.methods import SLT, Method
 from strata.methods.choice import class_of, method_named
 from strata.methods.heads import plain_names, prepared_model
+from strata.models.loading import check_float32
 from strata.runs import folder as folders
 from strata.runs.allowance import Allowance
 from strata.runs.callbacks import Callback, Callbacks, trackers
@@ -101,7 +101,7 @@ def run(
             "strata.run was called while a worker process imported your script: put the call under "
             "`if __name__ == '__main__':`"
         )
-    _check_types(model)  # before its graph is made
+    check_float32(model)  # before its graph is made
     training = complete(_as_planned(training, method, data), data)
     if optimizer is not None:
         training = replace(training, optimizer=optimizer)
@@ -505,11 +505,4 @@ def _check_fit(method: Method, model: nn.Module, data: FederatedData) -> None:
     shapes = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
     if shapes != dict(graph.state_shapes):
         raise BadInput("the method was made for another model than the one given: make both from the same model")
-    _check_types(model)
-
-
-def _check_types(model: nn.Module) -> None:
-    for name, parameter in model.named_parameters():
-        if parameter.is_floating_point() and parameter.dtype != torch.float32:
-            kind = str(parameter.dtype).removeprefix("torch.")
-            raise BadInput(f"the model's {name} is {kind} and runs train in float32: give model.float()")
+    check_float32(model)

@@ -273,7 +273,7 @@ class Session:
             "accuracy": test.accuracy,
             "loss": test.loss if math.isfinite(test.loss) else None,
             **test.metrics,
-            "bn": test.bn,
+            "bn": test.bn if self.method.graph.buffer_names else None,  # of batch norm, where there is any
             "model_accuracy": plain.accuracy,  # of model.safetensors in ordinary inference
             **{key: sum(record[key] for record in records) for key in sums},
             "peak_bytes": _most(records, "peak_bytes"),
