@@ -18,7 +18,7 @@ from strata.core.paths import expanded
 from strata.core.settings import Described, Needs, Tree, check, differences, part, setting
 from strata.core.sizes import parse_bytes, parse_ratio, parse_shape
 from strata.execution.execution import Execution
-from strata.planning.schedules import DEFAULT_PATIENCE, SCHEDULES
+from strata.planning.schedules import DEFAULT_PATIENCE, FILLS, SCHEDULES
 
 if TYPE_CHECKING:
     from strata.federation.aggregation import ServerOptimizer
@@ -113,6 +113,13 @@ class MethodOptions(Component):
         metavar="F",
         above=0,
         most=1,
+    )
+    fill: str = setting(
+        "published",
+        "of slt: what channels that come into the head start from; as they were drawn, or by the narrow head's fan-in, "
+        "zero on their outgoing side, copies of old ones",
+        choices=FILLS,
+        since=2,
     )
     variant: str | None = setting(None, "of fd: device (default), shared or pool", metavar="NAME")
     pool: int | None = setting(None, "of fd's variant pool: number of sets", metavar="N", whole=True)
