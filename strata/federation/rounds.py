@@ -114,6 +114,7 @@ def play(
 ) -> tuple[FederationState, dict[str, Any]]:
     """The state after the next round, and its costs. `flops`: per training sample of a task."""
     round, tally = state.round, Tally()
+    state = replace(state, tensors=dict(method.begin(round, state.tensors)))
     for attempt in range(ATTEMPTS):
         assigning = settings.adjusted(method, round) if settings.adjusted else method
         mean, cuts = _attempt(state, assigning, settings, engine, flops, log, attempt, tally)

@@ -19,7 +19,7 @@ from strata.core.settings import Described, Needs, Tree, check, differences, par
 from strata.core.sizes import parse_bytes, parse_ratio, parse_shape
 from strata.execution.execution import Execution
 from strata.planning.reserve import RESERVES
-from strata.planning.schedules import DEFAULT_PATIENCE, SCHEDULES
+from strata.planning.schedules import DEFAULT_PATIENCE, FILLS, SCHEDULES
 
 if TYPE_CHECKING:
     from strata.federation.aggregation import ServerOptimizer
@@ -59,7 +59,7 @@ class Problem(Component):
     data_dir: str | None = setting(None, "where the data is on disk", metavar="DIR", parse=_path)
     partition: str = setting(
         "iid",
-        "iid, dirichlet:0.1, shards:2, user or lazy[:N]",
+        "iid[:N], dirichlet:0.1[:N], shards:2, user or lazy[:N]",
         metavar="P",
         simulated="each device has its own data (`strata fleet device --data`)",
     )
@@ -121,6 +121,13 @@ class MethodOptions(Component):
         metavar="F",
         above=0,
         most=1,
+    )
+    fill: str = setting(
+        "published",
+        "of slt: what channels that come into the head start from; as they were drawn, or by the narrow head's fan-in, "
+        "zero on their outgoing side, copies of old ones",
+        choices=FILLS,
+        since=2,
     )
     variant: str | None = setting(None, "of fd: device (default), shared or pool", metavar="NAME")
     pool: int | None = setting(None, "of fd's variant pool: number of sets", metavar="N", whole=True)

@@ -228,6 +228,8 @@ def describe_method(method: Method) -> dict[str, Any]:
         value = getattr(method, field.name)
         if field.name == "plan":
             described["plan"] = value.hash
+        elif field.metadata.get("since", 1) > 1 and value == field.default:
+            continue  # such runs are described as before there was such a thing
         elif field.name not in ("graph", "progress"):
             described[field.name] = _plain(value)
     return described
