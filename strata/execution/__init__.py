@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from strata.execution.compute import Flops, Traffic, traffic
     from strata.execution.execution import Execution
     from strata.execution.measured import Measured, backward, measure, measure_step
-    from strata.execution.placement import forward_in_segments
+    from strata.execution.placement import training_forward
     from strata.execution.traced import trace
 
 __all__ = [
@@ -25,7 +25,6 @@ __all__ = [
     "Traffic",
     "backward",
     "flops",
-    "forward_in_segments",
     "measure",
     "measure_cut",
     "measure_step",
@@ -33,6 +32,7 @@ __all__ = [
     "state_bytes",
     "trace",
     "traffic",
+    "training_forward",
 ]
 _FILES = {
     "ACCOUNTINGS": "accountings",
@@ -43,7 +43,6 @@ _FILES = {
     "Traffic": "compute",
     "backward": "measured",
     "flops": "accountings",
-    "forward_in_segments": "placement",
     "measure": "measured",
     "measure_cut": "accountings",
     "measure_step": "measured",
@@ -51,6 +50,7 @@ _FILES = {
     "state_bytes": "accountings",
     "trace": "traced",
     "traffic": "compute",
+    "training_forward": "placement",
 }
 
 

@@ -123,6 +123,15 @@ class Local(Component):
     """What a device does around its steps, and where it is simulated."""
 
     epochs: int = setting(1, "local epochs", metavar="N", whole=True, least=1)
+    fixed_after: int | None = setting(
+        None,
+        "norm statistics fixed: the first round that uses them, before it each batch its own (default: half of all)",
+        metavar="ROUND",
+        whole=True,
+        least=0,
+        needs=Needs("norm_statistics", ("fixed",)),
+        since=2,
+    )
     augmentation: str | None = setting(None, "default: what suits the data", metavar="NAME")
     device: str = setting(
         "cpu", "where networks run: cpu, cuda, cuda:N", metavar="NAME", simulated="devices train where they are"
@@ -407,6 +416,11 @@ class RunOptions(Tree):
     @property
     def private(self) -> Privacy | None:
         return self.privacy.of(self.fleet.devices)
+
+    @property
+    def calibration(self) -> str:
+        """Whose samples batch norm's statistics come from. Under differential privacy not the devices'."""
+        return "validation" if self.private and self.evaluation.validation else "train"
 
     def simulated_fleet(self) -> SimulatedFleet:
         from strata.federation.simulated_fleet import SimulatedFleet, parse_stragglers

@@ -28,6 +28,7 @@ from strata.engines.ray import Ray
 from strata.federation import privacy_accounting as accounting
 from strata.federation.aggregation import ServerOptimizer
 from strata.federation.jobs import DeviceProgram, TrainJob, cuts_of
+from strata.federation.norm_statistics import NormStatistics, check_norms
 from strata.federation.privacy import Reach
 from strata.federation.rounds import RoundSettings
 from strata.federation.simulated_fleet import parse_stragglers
@@ -175,7 +176,7 @@ def carry_out(
 ) -> Result:
     """The run itself. What is wrong is said before anything is written."""
     model, data, method, options = prepared.model, prepared.data, prepared.method, prepared.options
-    training, plain = prepared.training, prepared.plain or prepared.model
+    training, plain = settled(prepared.training, options.course.rounds), prepared.plain or prepared.model
     if options.course.exact:  # the reference: as a device of its own trains
         training = replace(training, kernels=False)
     if checkpoint_every < 1:
@@ -183,6 +184,7 @@ def carry_out(
     _check_fit(method, model, data)
     _check_last(method, options.course.rounds)
     _check_hooks(method, options)
+    check_norms(method, training, options.course.rounds, type(plain).__name__)
     held: Samples | None = None
     if options.evaluation.validation:
         _check_renumbering(prepared.partition)
@@ -281,7 +283,14 @@ def round_settings(
         recomputed_flops=lambda cut: workspace.recomputed_flops(cut, training),
         adjusted=prepared.adjusted,
         largest_loss=prepared.data.objective.largest_loss,
+        norms=_norms(prepared, training),
     )
+
+
+def _norms(prepared: Prepared, training: LocalTraining) -> NormStatistics | None:
+    if training.norm_statistics == "batch":
+        return None
+    return NormStatistics(prepared.method.graph, training, prepared.options.course.seed, prepared.options.calibration)
 
 
 def make_engine(
@@ -370,6 +379,13 @@ def complete(training: LocalTraining | None, data: FederatedData) -> LocalTraini
     elif training.kernels:
         kernels.require()
     return training
+
+
+def settled(training: LocalTraining, rounds: int) -> LocalTraining:
+    """With the round from which norm statistics are fixed."""
+    if training.norm_statistics != "fixed" or training.fixed_after is not None:
+        return training
+    return replace(training, fixed_after=rounds // 2)
 
 
 def _check_privacy(method: Method, options: RunOptions) -> None:
