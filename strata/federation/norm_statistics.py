@@ -2,8 +2,8 @@
 
 They are measured as for evaluation, on some training samples, before the first round that uses them: in frozen layers
 when these freeze (anew, where a layer has been trained since), in all layers in the round that `fixed` begins with (of
-SLT anew for each step's network). From then on they are part of the server's model: devices are sent them, evaluation
-uses them, the final model has them.
+SLT anew for what a step makes wider). From then on they are part of the server's model: devices are sent them,
+evaluation uses them, the final model has them.
 """
 
 from __future__ import annotations
@@ -66,24 +66,31 @@ class NormStatistics:
         return sum(math.prod(task.cut.shapes[name]) * tensors[name].element_size() for name in buffers)
 
     def _lacks(self, state: FederationState, name: str, cut: Cut, execution: Execution) -> bool:
-        known = state.norms.get(name)
-        if known is None:
+        if name not in state.norms:
             return True
         (norm,) = (norm for norm in self.graph.batch_norms if norm.mean == name)
-        another = execution.norm_statistics == "frozen" or known["cut"] != _digest(cut)
-        return another and _changed(state, norm)
+        if execution.norm_statistics == "frozen":
+            return _changed(state, norm)
+        return bool(state.norms[name]["network"] != self._network(cut, norm))
+
+    def _network(self, cut: Cut, norm: BatchNorm) -> str:
+        """A digest of what the cut has of the layers up to the norm."""
+        layers = self.graph.layer_of
+        last = max((layers[name] for name in norm.parameters), default=0)
+        kept = [(name, kept) for name, kept in cut.entries if name in layers and layers[name] <= last]
+        return hashlib.sha256(repr(kept).encode()).hexdigest()[:16]
 
     def _measure(
         self, state: FederationState, cut: Cut, lacking: frozenset[str], fixed: frozenset[str], engine: Engine
     ) -> FederationState:
         job = StatisticsJob(cut, self.seed, self.calibration, tuple(sorted(fixed)))
         (found,) = results(engine, [job], state.tensors)
-        new = [buffer for norm in self.graph.batch_norms if norm.mean in lacking for buffer in _buffers(norm)]
-        made = {name: state.tensors[name].clone() for name in new}
-        cut.scatter(made, {name: found[name] for name in new})
-        record = {"round": state.round, "cut": _digest(cut)}
-        norms = {**state.norms, **dict.fromkeys(sorted(lacking), record)}
-        return replace(state, tensors={**state.tensors, **made}, norms=norms)
+        new = [norm for norm in self.graph.batch_norms if norm.mean in lacking]
+        buffers = [name for norm in new for name in _buffers(norm)]
+        made = {name: state.tensors[name].clone() for name in buffers}
+        cut.scatter(made, {name: found[name] for name in buffers})
+        known = {norm.mean: {"round": state.round, "network": self._network(cut, norm)} for norm in new}
+        return replace(state, tensors={**state.tensors, **made}, norms={**state.norms, **known})
 
 
 def check_norms(method: Method, training: LocalTraining, rounds: int, model: str) -> None:
@@ -136,8 +143,3 @@ def _changed(state: FederationState, norm: BatchNorm) -> bool:
 
 def _buffers(norm: BatchNorm) -> tuple[str, str]:
     return norm.mean, norm.variance
-
-
-def _digest(cut: Cut) -> str:
-    """Of the network that the cut is, whatever is frozen in it."""
-    return hashlib.sha256(repr((cut.output, cut.entries)).encode()).hexdigest()[:16]

@@ -8,7 +8,7 @@ Python's `strata.run` takes the settings of `RunOptions`, the part that goes wit
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -452,6 +452,13 @@ class RunConfig(Tree):
     @property
     def options(self) -> RunOptions:
         return RunOptions(self.course, self.fleet, self.updates, self.privacy, self.evaluation)
+
+    @property
+    def counted(self) -> Execution:
+        """The execution whose bytes a device must be able to hold: before --fixed-after each batch keeps statistics of
+        its own, which takes a little more."""
+        fixed = self.execution.norm_statistics == "fixed" and self.local.fixed_after != 0
+        return replace(self.execution, norm_statistics="batch") if fixed else self.execution
 
     @property
     def may_use_kernels(self) -> bool:

@@ -215,7 +215,7 @@ def make_method(config: RunConfig, graph: ChannelGraph) -> Method:
         graph,
         constraints=approach.constraints,
         budgets=approach.budgets,
-        execution=config.execution,
+        execution=config.counted,
         rounds=config.course.rounds,
         seed=config.course.seed,
         accounting=approach.accounting,

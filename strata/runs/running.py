@@ -105,7 +105,7 @@ def run(
             ChannelGraph(whole, data.inputs),
             constraints=several(constraint),
             budgets=several(budget),
-            execution=training,
+            execution=settled(training, rounds or DEFAULT_ROUNDS).in_round(0),
             rounds=rounds or DEFAULT_ROUNDS,
             seed=options.get("seed", 0),
             model_name=type(model).__name__,

@@ -116,6 +116,7 @@ def evaluate(
     settings: LocalTraining,
     bn: str = "re-estimated",
     calibration: Samples | None = None,
+    fixed: Collection[str] = (),
 ) -> Evaluation:
     """The whole test set in this process. `tensors`: cut.extract(state). `calibration`: training samples."""
     if len(samples) == 0:
@@ -124,6 +125,6 @@ def evaluate(
     if bn == "re-estimated":
         if calibration is None or len(calibration) == 0:
             raise BadInput("bn re-estimated needs some training samples (calibration); bn batch needs none")
-        tensors = reestimated(workspace, cut, tensors, calibration, settings)
-    found = evaluate_units(workspace, cut, tensors, samples, settings, bn, range(count))
+        tensors = reestimated(workspace, cut, tensors, calibration, settings, fixed)
+    found = evaluate_units(workspace, cut, tensors, samples, settings, bn, range(count), fixed)
     return combine(found, bn, settings.objective)

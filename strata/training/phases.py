@@ -13,8 +13,9 @@ if TYPE_CHECKING:
 
 
 def settings_of(phase: Phase, settings: LocalTraining, round: int) -> LocalTraining:
+    """In this round. Whose statistics norms use is the run's to say: the server keeps them."""
     if phase.execution is not None:
-        names = [field.name for field in fields(Execution)]
+        names = [field.name for field in fields(Execution) if field.name != "norm_statistics"]
         settings = replace(settings, **{name: getattr(phase.execution, name) for name in names})
     if phase.objective is not None:
         settings = replace(settings, objective=phase.objective, loss=None)
