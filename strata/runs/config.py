@@ -47,7 +47,9 @@ class Problem(Component):
     """What is learnt: a model, from data."""
 
     model: str = setting(
-        "resnet20", "resnet20, resnet44, resnet56, densenet40 or package.module:callable", metavar="NAME"
+        "resnet20",
+        "resnet20, resnet44, resnet56, densenet40, resnet18, resnet18_gn or package.module:callable",
+        metavar="NAME",
     )
     classes: int | None = setting(None, "number of classes: the data's", metavar="N", whole=True, least=1)
     input: tuple[int, ...] | None = setting(

@@ -171,8 +171,11 @@ def test_settings(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert config.changed(fixed_after=0).counted.norm_statistics == "fixed"
     assert make_training(config.changed(fixed_after=None), data()).fixed_after == 4
     words = ["run", "--method", "fedavg", "--rounds", "2", "--out", str(tmp_path / "run")]
-    for wrong, said in ((["--fixed-after", "1"], "--fixed-after is for --norm-statistics fixed"),
-                                        (["--norm-statistics", "fixed", "--fixed-after", "2"], "never are in a run of 2")):  # fmt: skip
+    cases = (
+        (["--fixed-after", "1"], "--fixed-after is for --norm-statistics fixed"),
+        (["--norm-statistics", "fixed", "--fixed-after", "2"], "never are in a run of 2"),
+    )
+    for wrong, said in cases:
         assert main([*words, *wrong]) == 2
         assert said in capsys.readouterr().err
     assert not (tmp_path / "run").exists()
