@@ -9,7 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from strata.experiments.base import Cell
+from strata.experiments.base import Asked, Cell
 from strata.results.curves import Records
 from strata.results.reading import is_finished, mapping, read_metrics, read_number, read_object
 from strata.results.statistics import deviation, mean, show
@@ -82,7 +82,7 @@ def _joined(values: Iterable[Any]) -> str:
 @dataclass(frozen=True)
 class Results:
     """The finished runs below `root`. What they may be restricted to: a number of rounds for each cell name, the names
-    of some cells, the seeds below a number.
+    of some cells, the seeds below a number. With settings that were asked for, cells are those that have them.
 
     Runs of different length are different experiments, and nothing here mixes them: either each length is shown by
     itself (`lengths`), or the one that most cells have (`at_one_length`)."""
@@ -91,6 +91,7 @@ class Results:
     rounds: Mapping[str, int] | None = None
     cells: frozenset[str] | None = None
     seeds: int | None = None
+    asked: Asked = Asked()  # whose settings the cells have
 
     def of(self, cell: Cell, rounds: int | None = None) -> CellResult | None:
         """Its runs of this length, or the longest; None where none is finished."""
@@ -98,6 +99,7 @@ class Results:
             rounds = max(self.lengths([cell]), default=None)
         if rounds is None:
             return None
+        cell = self.asked.varied(cell)
         folders = self._folders(cell, rounds)
         return CellResult(cell, rounds, folders) if folders else None
 
@@ -111,7 +113,7 @@ class Results:
 
     def at_one_length(self, cells: Iterable[Cell]) -> Results:
         """Restricted to the length with which the most of these cells have finished, the longer of equals."""
-        known = {cell: self._lengths(cell) for cell in dict.fromkeys(cells)}
+        known = {cell: self._lengths(cell) for cell in dict.fromkeys(map(self.asked.varied, cells))}
         counted = Counter(rounds for own in known.values() for rounds in own)
         if not counted:
             return self
@@ -119,6 +121,7 @@ class Results:
         return replace(self, rounds={cell.name: best for cell in known})
 
     def _lengths(self, cell: Cell) -> list[int]:
+        cell = self.asked.varied(cell)
         found = _numbered(self.root / cell.name, "rounds-")
         wanted = None if self.rounds is None else self.rounds.get(cell.name)
         return [n for n in found if (self.rounds is None or n == wanted) and self._folders(cell, n)]

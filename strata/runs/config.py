@@ -60,7 +60,7 @@ class Problem(Component):
     data_dir: str | None = setting(None, "where the data is on disk", metavar="DIR", parse=_path)
     partition: str = setting(
         "iid",
-        "iid, dirichlet:0.1, shards:2, user or lazy[:N]",
+        "iid[:N], dirichlet:0.1[:N], shards:2, user or lazy[:N]",
         metavar="P",
         simulated="each device has its own data (`strata fleet device --data`)",
     )

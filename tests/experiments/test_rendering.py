@@ -22,7 +22,7 @@ def cell(method: str, level: float = 0.125, **more: object) -> Cell:
 def rendered(name: str, root: Path, out: Path, asked: Asked | None = None) -> tuple[str, list[dict[str, str]], str]:
     """Markdown, CSV and LaTeX."""
     out.mkdir()
-    files = experiment(name, asked).render(Results(root), out)
+    files = experiment(name, asked).render(Results(root, asked=asked or Asked()), out)
     assert all(path.stat().st_size > 0 for path in files)
     with open(out / "table.csv", encoding="utf-8") as file:
         records = list(csv.DictReader(file))
@@ -94,6 +94,20 @@ def test_runs_of_different_length_have_columns_of_their_own(tmp_path: Path) -> N
     assert row(text, "ranking")[1:3] == ["✓", "–"]
     assert row(text, "rounds (full length)")[1:4] == ["1 (2500)", "3 (2500)", "– (2500)"]
     assert [(r["accuracy_mean"], r["rounds"]) for r in records[:8:4]] == [("90.0", "1"), ("30.0", "3")]
+
+
+def test_runs_with_other_settings_are_not_mixed_with_the_papers(tmp_path: Path) -> None:
+    root, asked = tmp_path / "runs", Asked(settings=(("schedule", "authors"),))
+    fabricate(root, cell("slt"), 1, 0, [0.7])
+    fabricate(root, asked.varied(cell("slt")), 1, 0, [0.9])
+    fabricate(root, asked.varied(cell("small")), 1, 0, [0.5])  # it has no schedule: one run serves both
+    plain, _, _ = rendered("table-iid", root, tmp_path / "plain")
+    other, records, _ = rendered("table-iid", root, tmp_path / "other", asked)
+    assert row(plain, "SLT")[1] == "70.0 (74.1 ± 0.8)" and row(other, "SLT")[1] == "90.0 (74.1 ± 0.8)"
+    assert row(plain, "small model")[1] == row(other, "small model")[1] == "50.0 (66.3 ± 0.3)"
+    assert other.startswith("# Accuracy with iid data; schedule authors\n")
+    assert [(r["method"], r["variant"]) for r in records[:2]] == [("slt", "authors"), ("small", "")]
+    assert Results(root, asked=asked).at_one_length([cell("slt")]).of(cell("slt")).mean == 90  # type: ignore[union-attr]
 
 
 def test_runs_of_different_length_are_not_divided_by_each_other(tmp_path: Path) -> None:
@@ -181,7 +195,7 @@ def test_mapping_says_the_patience_that_was_used(tmp_path: Path) -> None:
     assert row(text, "cumulative")[1:] == ["50.0", "2", "1"]
     assert row(text, "early stopping 25 (patience 2 here)")[1] == "30.0"
     assert row(text, "early stopping 5")[1:] == ["–", "–", "–"]
-    assert [r["accuracy_mean"] for r in records] == ["50.0", "40.0", "", "", "30.0"]
+    assert [r["accuracy_mean"] for r in records] == ["50.0", "", "", "40.0", "", "", "30.0"]
 
 
 @pytest.mark.parametrize(
