@@ -383,9 +383,14 @@ def complete(training: LocalTraining | None, data: FederatedData) -> LocalTraini
 
 def settled(training: LocalTraining, rounds: int) -> LocalTraining:
     """With the round from which norm statistics are fixed."""
-    if training.norm_statistics != "fixed" or training.fixed_after is not None:
+    after = training.fixed_after
+    if training.norm_statistics != "fixed":
         return training
-    return replace(training, fixed_after=rounds // 2)
+    if after is not None and after >= rounds:
+        raise BadInput(
+            f"statistics that are fixed after round {after} never are in a run of {rounds}: give a smaller one"
+        )
+    return replace(training, fixed_after=rounds // 2 if after is None else after)
 
 
 def _check_privacy(method: Method, options: RunOptions) -> None:
