@@ -95,8 +95,8 @@ class NormStatistics:
 
 def check_norms(method: Method, training: LocalTraining, rounds: int, model: str) -> None:
     """Says before a run where fixed statistics make no sense."""
-    kind, norms = training.norm_statistics, method.graph.batch_norms
-    if kind == "batch":
+    norms = method.graph.batch_norms
+    if training.norm_statistics == "batch":
         return
     if not norms:
         raise BadInput(f"there is no batch norm in {model}, whose statistics could be fixed: leave out norm_statistics")
@@ -105,16 +105,12 @@ def check_norms(method: Method, training: LocalTraining, rounds: int, model: str
             f"a batch norm of {model} keeps no statistics (track_running_stats=False), so there is nowhere to fix "
             "them: let it keep them, or leave out norm_statistics"
         )
-    first = training.fixed_after or 0
+    first = min(training.fixed_after or 0, rounds - 1)
     devices = range(min(method.period or MOST_DEVICES, MOST_DEVICES))
     for round in (first, rounds - 1):
         phases = [phase for task in method.assign(round, devices) for phase in task.phases]
-        cuts = [
-            cut
-            for phase in phases
-            if _fixes(method.graph, phase, training, round)
-            for cut in (phase.cut, *phase.levels)
-        ]
+        fixing = [phase for phase in phases if _fixes(method.graph, phase, training, round)]
+        cuts = [cut for phase in fixing for cut in (phase.cut, *phase.levels)]
         if any(_differ(cut, method.evaluation_cut(round)) for cut in cuts):
             raise BadInput(
                 f"fixed statistics are those of one network, and {method.name} trains parts of several widths of it: "
