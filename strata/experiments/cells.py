@@ -14,6 +14,8 @@ from strata.results.curves import Records
 from strata.results.reading import is_finished, mapping, read_metrics, read_number, read_object
 from strata.results.statistics import deviation, mean, show
 
+LAST = 5  # evaluations of a run, by which its noise is judged: in its last fifth, usually
+
 
 @dataclass(frozen=True)
 class CellResult:
@@ -38,6 +40,15 @@ class CellResult:
     @property
     def std(self) -> float | None:
         return deviation(self.accuracies)
+
+    @cached_property
+    def noise(self) -> float:
+        """By how much the mean may be off, as far as these runs tell: the deviation over seeds; of a single one, that
+        over its last evaluations; 0 where there are not even two of them."""
+        if self.std is not None:
+            return self.std
+        evaluated = [record["accuracy"] for record in self.metrics[0] if record.get("accuracy") is not None]
+        return 100 * (deviation(evaluated[-LAST:]) or 0.0)
 
     @property
     def seeds(self) -> int:

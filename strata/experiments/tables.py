@@ -185,7 +185,7 @@ def _records(name: str, column: Column, ours: dict[str, CellResult]) -> list[dic
                 "published_mean": value and value.mean,
                 "published_std": value and value.std,
                 "published_rounds": SETUPS[column.data].rounds if value else None,
-                "ranking": {"✓": "agrees", "✗": "differs", "–": None}[ranking.mark],
+                "ranking": {"✓": "agrees", "✗": "differs", "tie": "tie", "–": None}[ranking.mark],
             }
         )
     return records
@@ -221,8 +221,9 @@ def notes(found: Iterable[dict[str, CellResult]]) -> list[str]:
         f"Accounting of SLT's plans: {', '.join(accountings) or 'no SLT run is finished'}. "
         "± is the sample standard deviation over seeds; a single seed has none.",
         "Ranking: ✓ every pair of methods that ran is in the paper's order; ✗ with the pairs that "
-        "are not, as they came out here; ° the published means of that pair differ by less than their standard "
-        "deviations; – nothing to compare. Accuracy of another number of rounds than the paper's is not the paper's "
-        "experiment.",
+        "are not, as they came out here; = the two tie: they differ by no more than our own noise (root of the sum of "
+        "squares of both deviations over seeds; of a single seed, over its last 5 evaluations); ° the published means "
+        "of that pair differ by less than their standard deviations; – nothing to compare. Accuracy of another number "
+        "of rounds than the paper's is not the paper's experiment.",
         f"Published values: {citation()}",
     ]

@@ -22,6 +22,7 @@ from torch import nn
 from strata.core.errors import one_line
 from strata.execution import Execution, backward, measure_cut, memory, training_forward
 from strata.execution.measured import Forward
+from strata.execution.scratch import remember_scratch
 from strata.graph import ChannelGraph, Cut
 from strata.models.loading import load_model
 from strata.planning.runtime import data_bytes
@@ -55,6 +56,7 @@ def serve() -> None:
 
 def measure(graph: ChannelGraph, cut: Cut, execution: Execution, say: Say) -> None:
     found = measure_cut(graph, cut, execution)
+    remember_scratch(graph, cut, execution, found.scratch)
     say({"measured_bytes": found.peak, "scratch_bytes": found.scratch})
 
 
