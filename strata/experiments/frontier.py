@@ -1,8 +1,8 @@
 """table-frontier, which the paper does not show: the most accurate model in N true bytes.
 
 Every method gets the same bytes, counted as a device's tensors really take them, and its best execution within them
-(`--lean`): micro-batches and recomputation as needed, the widest model or the fewest frozen layers that then fit. SLT is
-planned by these bytes, not by the paper's count. CIFAR10; ResNet20, where activations rule, and ResNet18, where
+(`--lean`): micro-batches and recomputation as needed, the widest model or the fewest frozen layers that then fit. SLT
+is planned by these bytes, not by the paper's count. CIFAR10; ResNet20, where activations rule, and ResNet18, where
 parameters do.
 """
 
@@ -105,8 +105,8 @@ def _about() -> Sequence[str]:
     return (
         "Budget: tensor bytes of a device's training step by `peak`; library scratch and the process itself come on "
         "top. Measured peak: of the largest device over all rounds. Upload and training: all devices of one run.",
-        "Every method runs lean: the cheapest execution (micro-batch, recomputation, released gradients) with which its "
-        "widest cut fits; `plan.json` and `config.json` of each run say which. Under micro-batches batch norm sees "
+        "Every method runs lean: the cheapest execution (micro-batch, recomputation, released gradients) with which "
+        "its widest cut fits; `plan.json` and `config.json` of each run say which. Under micro-batches batch norm sees "
         "only the samples of one part.",
         "Whole model: FedAvg. FedRolex trains the same width as the small model. With one kind of device HeteroFL is "
         "the small model.",
