@@ -209,8 +209,8 @@ def test_whole_runs(name: str, tmp_path: Path) -> None:
     job = TrainJob(method.assign(0, [1])[0], torch.arange(3).numpy(), 0.1, 0)
     with pytest.raises(BadInput, match="simulate this method instead"):
         _only_phase(job)
-    numbers = FederatedData(Samples(images(8).inputs, torch.rand(8, 3)), Samples(images(8).inputs, torch.rand(8, 3)), "pumps",
-                            classes=3, objective=Regression())  # fmt: skip
+    parts = [Samples(images(8).inputs, torch.rand(8, 3)) for _ in range(2)]
+    numbers = FederatedData(parts[0], parts[1], "pumps", classes=3, objective=Regression())
     with pytest.raises(BadInput, match=f"the variant original of {name} is for classes"):
         strata.run(tiny_net(), numbers, method, rounds=1, devices=2, per_round=1, out=tmp_path / "no", workers=0)
 
