@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -49,6 +50,14 @@ class Plain(nn.Module):
         return self.classifier(x.mean((2, 3)))
 
 
+@cache
+def plain() -> tuple[Plain, ChannelGraph]:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        network = Plain()
+    return network, ChannelGraph(network, (3, 8, 8))
+
+
 def images(count: int, classes: int = 3) -> ImageSet:
     generator = torch.Generator().manual_seed(0)
     pixels = torch.randint(0, 256, (count, 3, 8, 8), generator=generator, dtype=torch.uint8)
@@ -69,10 +78,8 @@ def plain_torch(module: nn.Module, own: ImageSet, epochs: int, lr: float, masked
 
 @pytest.mark.parametrize("method", [HeteroFL, FedRolex])
 def test_a_device_trains_as_heterofls_and_fedrolexs_authors_have_it(method: type[Method]) -> None:
-    torch.manual_seed(0)
-    whole = Plain()
+    whole, graph = plain()
     state = {name: 5 * tensor for name, tensor in whole.state_dict().items()}  # gradients large enough to be clipped
-    graph = ChannelGraph(whole, (3, 8, 8))
     task = method(graph, constraints=(0.5, 1.0), variant="original").assign(0, [0])[0]  # type: ignore[call-arg]
     own = images(6, classes=2)  # it does not hold class 2
     received = task.cut.extract(state)
@@ -138,9 +145,7 @@ def test_slts_averaging_both_ways() -> None:
 
 def test_fjords_largest_level_teaches_the_one_that_is_drawn() -> None:
     """One mini-batch of the level 0.5: gradients by the labels at 1, and by its outputs at 0.5."""
-    torch.manual_seed(0)
-    whole = Plain()
-    graph = ChannelGraph(whole, (3, 8, 8))
+    whole, graph = plain()
     method = FjORD(graph, constraints=(0.5, 1.0), variant="original")
     task = method.assign(0, [1])[0]
     assert task.phases == (Phase(graph.full(), levels=(graph.prefix(0.5), graph.full()), distilled=True),)
