@@ -106,12 +106,17 @@ def split_list(values: str | Sequence[str] | None) -> list[str]:
 
 
 def flags_of(tree: Tree) -> list[str]:
-    """The flags that ask for this tree: those of all settings that have not their default."""
+    """The flags that ask for this tree: those of all settings that have not their default, or another than follows
+    from these."""
+    known, values = tree.described(), tree.values()
+    other = {key: value for key, value in values.items() if value != known[key].default}
+    meant = type(tree).of(**other)
+    other |= {key: value for key, value in values.items() if value != getattr(meant, key)}
     flags: list[str] = []
-    for key, one in tree.described().items():
-        value = getattr(tree, key)
-        if value == one.default or one.known.flag == "":
+    for key, one in known.items():
+        if key not in other or one.known.flag == "":
             continue
+        value = other[key]
         flags += [one.option] if one.hint is bool else [one.option, _text(value, one)]
     return flags
 
