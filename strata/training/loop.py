@@ -60,11 +60,11 @@ def train_device(
     total = 0.0
     for phase in task.phases:
         here = None if phase.cut == task.cut else phase.cut.within(task.cut)
-        own_way = settings_of(phase, settings)
-        objective = own_way.objective.of_device(samples.targets, workspace.graph.classes)
-        if objective is not own_way.objective:
-            own_way = replace(own_way, objective=objective)
-        total += _train_phase(workspace, phase, here, own, samples, own_way, lr, draws)
+        chosen = settings_of(phase, settings, task.round)
+        objective = chosen.objective.of_device(samples.targets, workspace.graph.classes)
+        if objective is not chosen.objective:
+            chosen = replace(chosen, objective=objective)
+        total += _train_phase(workspace, phase, here, own, samples, chosen, lr, draws)
         _put_back(workspace, objective.unheld, own, tensors)
     return Update(
         round=task.round,
