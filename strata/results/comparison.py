@@ -8,11 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from strata.core.files import write_json
-from strata.results.appearance import colours_of
+from strata.results.appearance import shades_of
 from strata.results.curves import Curve, over_rounds
 from strata.results.figures import band, figure
 from strata.results.reading import read_metrics, read_number, read_object
 from strata.results.statistics import deviation, mean
+from strata.results.verdict import Candidate, in_words
+from strata.runs.entries import Entry
 
 _MEANS = ("upload_bytes", "download_bytes", "train_flops", "seconds")
 
@@ -62,6 +64,12 @@ def write_comparison(folders: Mapping[str, Sequence[Path]], out: Path) -> list[R
     return rows
 
 
+def verdict(rows: Sequence[Row]) -> list[str]:
+    """Who is the most accurate within which true bytes, in words; nothing where there is one alone."""
+    known = [Candidate(row.method, row.mean, row.std, len(row.accuracies), row.peak_bytes) for row in rows]
+    return in_words(known, "within {} of true bytes on a device") if len(known) > 1 else []
+
+
 def gather(method: str, folders: Sequence[Path]) -> Row:
     """What these finished runs, one per seed, came to."""
     summaries = [_costs(folder / "summary.json") for folder in folders]
@@ -86,7 +94,7 @@ def draw(rows: Sequence[Row], out: Path) -> None:
 
     with figure(out, "accuracy", size=(7, 4.2)) as (grid, _):
         axes = grid[0][0]
-        for row, colour in zip(rows, colours_of([row.method for row in rows]), strict=True):
+        for row, colour in zip(rows, shades_of([Entry.of(row.method).method for row in rows]), strict=True):
             name = f"{row.method} ({100 * row.mean:.1f} %)"
             band(axes, row.curve.rounds, row.curve.percent, row.curve.spread, color=colour, label=name)
         axes.set(xlabel="round", ylabel="test accuracy in %", ylim=(0, 100))
