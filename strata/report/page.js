@@ -157,19 +157,33 @@
     return [traces, layout(400, { xaxis: axis(kind.name + (name ? ", " + name : ""), { rangemode: "tozero" }), yaxis: y })];
   }
 
+  // where each point's text stands so that no two lie on each other, nor on a point: the first place that is free
+  const PLACES = [["middle right", 0, -0.5], ["middle left", -1, -0.5], ["top right", 0, -1.25], ["bottom right", 0, 0.25], ["top left", -1, -1.25], ["bottom left", -1, 0.25], ["top center", -0.5, -1.6], ["bottom center", -0.5, 0.6]];
+  function places(points, texts, width) {
+    const high = 15, taken = points.map(([x, y]) => [x - 8, y - 8, x + 8, y + 8]);
+    return points.map(([x, y], i) => {
+      const wide = 6.6 * texts[i].length, box = ([, dx, dy]) => { const left = x + dx * wide + (dx === 0 ? 10 : dx === -1 ? -10 : 0), top = y + dy * high; return [left, top, left + wide, top + high]; };
+      const meets = (a, b) => a[0] < b[2] && b[0] < a[2] && a[1] < b[3] && b[1] < a[3];
+      const free = PLACES.find((place) => { const own = box(place); return own[0] >= 0 && own[2] <= width && taken.every((other, j) => j === i || !meets(own, other)); });
+      if (free) taken.push(box(free));
+      return free && free[0]; // none: the colours above and the cursor say it
+    });
+  }
   function costChart(key, title) {
     const groups = visible().filter((group) => group.accuracy != null && group[key]);
     const [, name, by] = scaled(Math.max(1, ...groups.map((group) => group[key])), 1024, BYTES);
     const accuracies = groups.map((group) => 100 * group.accuracy), low = Math.min(...accuracies), high = Math.max(...accuracies), room = Math.max(2, 0.25 * (high - low));
-    const most = Math.max(...groups.map((group) => group[key])) / by;
-    const traces = groups.map((group) => ({
-      type: "scatter", mode: "markers+text", x: [group[key] / by], y: [100 * group.accuracy], text: [plain(short(group.label, phone() ? 14 : 26))],
-      textposition: group[key] / by > 0.6 * most ? "middle left" : "middle right", textfont: { size: 12, color: colour("ink") }, cliponaxis: false,
+    const most = Math.max(...groups.map((group) => group[key])) / by, bottom = Math.max(0, low - room), top = Math.min(100, high + room);
+    const width = phone() ? 250 : 470, texts = groups.map((group) => short(group.label, phone() ? 14 : 26));
+    const stands = places(groups.map((group) => [(width * group[key]) / by / (1.08 * most), (270 * (top - 100 * group.accuracy)) / (top - bottom)]), texts, width);
+    const traces = groups.map((group, i) => ({
+      type: "scatter", mode: "markers+text", x: [group[key] / by], y: [100 * group.accuracy], text: [stands[i] ? plain(texts[i]) : ""],
+      textposition: stands[i] || "middle right", textfont: { size: 12, color: colour("ink") }, cliponaxis: false,
       marker: { size: 13, color: group.colour, symbol: SYMBOLS[group.nth % SYMBOLS.length], line: { width: 1.5, color: colour("card") } },
       error_y: { type: "data", array: [100 * (group.accuracy_std || 0)], visible: group.accuracy_std != null, color: group.colour, thickness: 1.4, width: 4 },
       hovertemplate: `<b>${plain(short(group.label, 60))}</b><br>%{y:.1f} % at %{x:.4~g} ${name}<extra></extra>`,
     }));
-    return [traces, layout(340, { xaxis: axis(`${title}, ${name}`, { range: [0, 1.08 * most] }), yaxis: axis("test accuracy, %", { range: [Math.max(0, low - room), Math.min(100, high + room)] }) })];
+    return [traces, layout(340, { xaxis: axis(`${title}, ${name}`, { range: [0, 1.08 * most] }), yaxis: axis("test accuracy, %", { range: [bottom, top] }) })];
   }
 
   function stepsChart() {
