@@ -91,7 +91,7 @@ def show(rows: Sequence[Row], out: Path) -> None:
         table.add_row(
             row.method,
             f"{show_percent(row.mean, row.std)} %",
-            show_bytes(row.peak_bytes),
+            show_bytes(row.peak_bytes) + (f" ({show_bytes(row.over_bytes)} OVER)" if row.over_bytes else ""),
             show_bytes(round(row.upload_bytes)),
             show_bytes(round(row.download_bytes)),
             f"{row.train_flops / 1e12:.3g}",

@@ -11,7 +11,7 @@ from strata.core.files import write_json
 from strata.results.appearance import shades_of
 from strata.results.curves import Curve, over_rounds
 from strata.results.figures import band, figure
-from strata.results.reading import read_metrics, read_number, read_object
+from strata.results.reading import read_metrics, read_number, read_object, whole
 from strata.results.statistics import deviation, mean
 from strata.results.verdict import Candidate, in_words
 from strata.runs.entries import Entry
@@ -31,6 +31,7 @@ class Row:
     peak_bytes: int  # of the largest device of all seeds
     seconds: float
     curve: Curve
+    over_bytes: int = 0  # that a device took above its budget
 
     @property
     def mean(self) -> float:
@@ -50,6 +51,7 @@ class Row:
             "download_bytes": self.download_bytes,
             "train_flops": self.train_flops,
             "peak_bytes": self.peak_bytes,
+            "over_budget_bytes": self.over_bytes,
             "seconds": self.seconds,
             "rounds": list(self.curve.rounds),
             "curve": list(self.curve.mean),
@@ -78,6 +80,7 @@ def gather(method: str, folders: Sequence[Path]) -> Row:
         accuracies=tuple(summary["accuracy"] for summary in summaries),
         peak_bytes=max(int(summary["peak_bytes"]) for summary in summaries),
         curve=over_rounds([read_metrics(folder) for folder in folders]),
+        over_bytes=max(_over(folder / "summary.json") for folder in folders),
         **{key: mean(summary[key] for summary in summaries) for key in _MEANS},
     )
 
@@ -86,6 +89,11 @@ def _costs(path: Path) -> dict[str, float]:
     """The numbers of a summary."""
     summary = read_object(path)
     return {key: read_number(path, summary, key) for key in ("accuracy", "peak_bytes", *_MEANS)}
+
+
+def _over(path: Path) -> int:
+    budget = read_object(path).get("budget")
+    return whole(budget.get("over_bytes")) or 0 if isinstance(budget, Mapping) else 0
 
 
 def draw(rows: Sequence[Row], out: Path) -> None:
