@@ -121,6 +121,13 @@ class Code:
     modules: Mapping[str, str]  # their full names
     others: Mapping[str, Any]
 
+    def function(self, mode_name: str) -> Callable[..., Tensor]:
+        """Of the module and its inputs."""
+        scope: dict[str, Any] = {name: importlib.import_module(full) for name, full in self.modules.items()}
+        scope |= self.others
+        exec(compile(self.source, f"<strata submodel, {mode_name}>", "exec"), scope)
+        return scope["forward"]
+
 
 def _code(graph: fx.Graph) -> Code:
     code = graph.python_code("self")
@@ -129,13 +136,12 @@ def _code(graph: fx.Graph) -> Code:
 
 
 def _compiled(codes: Mapping[str, Code]) -> dict[str, Callable[..., Tensor]]:
-    found = {}
-    for mode, code in codes.items():
-        scope: dict[str, Any] = {name: importlib.import_module(full) for name, full in code.modules.items()}
-        scope |= code.others
-        exec(compile(code.source, f"<strata submodel, {mode}>", "exec"), scope)
-        found[mode] = scope["forward"]
-    return found
+    return {mode: code.function(mode) for mode, code in codes.items()}
+
+
+def compiled(graph: fx.Graph, mode_name: str) -> Callable[..., Tensor]:
+    """Its Python code, as a function of the module and its inputs; each value is dropped after its last use."""
+    return _code(graph).function(mode_name)
 
 
 def _attach(root: nn.Module, name: str, value: Tensor, persistent: bool = True) -> None:
