@@ -62,6 +62,7 @@ def run(
     out: str | Path,
     constraint: float | Sequence[float] | None = None,
     budget: int | str | Sequence[int | str] | None = None,
+    reserve: str | None = None,
     rounds: int | None = None,
     partition: Partitions = "iid",
     training: LocalTraining | None = None,
@@ -85,6 +86,7 @@ def run(
 
     method: such as strata.SLT(plan), or a name or class with a `constraint` (0.25) or `budget` ("24 MiB"; several:
         levels).
+    reserve: "scratch": what libraries take beside a step, measured here, has to fit the budget too.
     out: the run's folder. rounds: how many (the plan's, else 500).
     partition: a name as on the command line, or sample indices per device. devices: of the fleet (100).
     training: how devices train; without it, as the plan says, with the data's own augmentation.
@@ -122,8 +124,9 @@ def run(
             rounds=rounds or DEFAULT_ROUNDS,
             seed=options.get("seed", 0),
             model_name=type(model).__name__,
+            reserve=reserve,
         )
-    elif constraint is not None or budget is not None:
+    elif constraint is not None or budget is not None or reserve is not None:
         raise BadInput("the method already knows what devices can hold: give a constraint or budget with a name only")
     settings = RunOptions.of(**_known(options), rounds=_rounds(method, rounds), devices=_devices(partition, devices))
     training = settled(training, settings.course.rounds)
