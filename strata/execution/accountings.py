@@ -72,7 +72,7 @@ def _peak(
 def _traced(graph: ChannelGraph, cut: Cut, execution: Execution, weights: int, trained: int) -> Memory:
     """All passes at once, on fake tensors."""
     kept = _bytes(graph, cut, cut.trained) if execution.proximal else 0
-    module = graph.submodel(cut)
+    module = graph.submodel(cut, zeros=True)
     forward = training_forward(graph, cut, module, execution)
     total = kept + trace(module, graph.inputs, execution, graph.classes, forward)
     gradients = trained * (1 + execution.slots)
@@ -81,7 +81,7 @@ def _traced(graph: ChannelGraph, cut: Cut, execution: Execution, weights: int, t
 
 def measure_cut(graph: ChannelGraph, cut: Cut, execution: Execution) -> Measured:
     """What a real step of the cut's submodel takes: the truth that `memory` is held against."""
-    module = graph.submodel(cut)
+    module = graph.submodel(cut, zeros=True)
     forward = training_forward(graph, cut, module, execution)
     return measure(module, graph.inputs, execution, graph.classes, forward)
 

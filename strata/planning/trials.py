@@ -66,7 +66,7 @@ def train_capped(graph: ChannelGraph, cut: Cut, execution: Execution, allowance:
     A step without the limit goes before: what torch and oneDNN load and compile once is the runtime's, not the
     model's. Its tensors have gone back to the kernel when the baseline is read.
     """
-    model = graph.submodel(cut)
+    model = graph.submodel(cut, zeros=True)
     forward = training_forward(graph, cut, model, execution)
     train(model, graph, execution, forward, steps=1)
     model.zero_grad()

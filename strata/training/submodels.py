@@ -65,7 +65,7 @@ def structure_digest(graph: ChannelGraph, cut: Cut) -> str:
 
 
 def build(graph: ChannelGraph, cut: Cut, device: str) -> BuiltSubmodel:
-    module: nn.Module = graph.submodel(cut)
+    module: nn.Module = graph.submodel(cut, zeros=True)
     has_maps = any(len(one.shape) == 3 for one in graph.inputs.inputs)
     channels_last = has_maps and _runs_channels_last(module, graph.inputs.example(2))
     module.to(device)

@@ -114,7 +114,7 @@ def test_a_chain_by_hand() -> None:
     def found(cuts: tuple[int, ...]) -> int:
         placement = Placement(tuple(range(8)), 0, cuts, (False,) * len(cuts), 0)
         predicted = peak(ops, 4 * weight, [weight] * 4, execution, placement).total
-        module = graph.submodel(cut)
+        module = graph.submodel(cut, zeros=True)
         forward = Segmented(module.train_graph, placement) if cuts else None  # type: ignore[arg-type]
         assert abs(predicted - measure(module, (WIDTH,), execution, WIDTH, forward).peak) <= 4  # a scalar of the loss
         return predicted - standing
