@@ -37,6 +37,7 @@ PLANNED = {
     "budgets": "budget",
     "rounds": "rounds",
     "accounting": "accounting",
+    "lean": "lean",
     "schedule": "schedule",
     "patience": "patience",
     "head_fraction": "head_fraction",

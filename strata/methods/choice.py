@@ -10,6 +10,7 @@ from strata.core.sizes import parse_bytes
 from strata.execution import Execution
 from strata.methods.budget import Budget
 from strata.methods.registry import method_class
+from strata.planning.choosing import Ceilings
 
 if TYPE_CHECKING:
     from strata.graph import ChannelGraph
@@ -33,10 +34,12 @@ def method_named(
     seed: int = 0,
     accounting: str | None = None,
     model_name: str | None = None,
+    lean: bool = False,
+    ceilings: Ceilings | None = None,
     **options: Any,
 ) -> Method:
-    """`constraints` are width ratios, `budgets` bytes; several are levels of devices. `options`: those of the method's
-    card. A class may stand in for its name."""
+    """`constraints` are width ratios, `budgets` bytes; several are levels of devices. `lean`: executed in the
+    cheapest way that fits. `options`: those of the method's card. A class may stand in for its name."""
     method = class_of(name)
     check_levels(name, constraints, budgets)
     own = method.card.options
@@ -53,8 +56,10 @@ def method_named(
         accounting=accounting,
         options=options,
         model_name=model_name,
+        lean=lean,
+        ceilings=ceilings or Ceilings(),
     )
-    return method.from_budget(graph, budget)
+    return method.from_budget(graph, budget).executed(budget)
 
 
 def check_levels(

@@ -227,6 +227,9 @@ def describe_method(method: Method) -> dict[str, Any]:
         value = getattr(method, field.name)
         if field.name == "plan":
             described["plan"] = value.hash
+        elif field.name == "executions":
+            if value:  # each as it differs from the run's own
+                described[field.name] = [one and one.differences(Execution()) for one in value]
         elif field.name not in ("graph", "progress"):
             described[field.name] = _plain(value)
     return described
