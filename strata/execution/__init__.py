@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from strata.execution.execution import Execution
     from strata.execution.measured import Measured, backward, measure, measure_step
     from strata.execution.placement import forward_in_segments
+    from strata.execution.scratch import scratch_bytes
     from strata.execution.traced import trace
 
 __all__ = [
@@ -30,6 +31,7 @@ __all__ = [
     "measure_cut",
     "measure_step",
     "memory",
+    "scratch_bytes",
     "state_bytes",
     "trace",
     "traffic",
@@ -48,6 +50,7 @@ _FILES = {
     "measure_cut": "accountings",
     "measure_step": "measured",
     "memory": "accountings",
+    "scratch_bytes": "scratch",
     "state_bytes": "accountings",
     "trace": "traced",
     "traffic": "compute",

@@ -82,6 +82,7 @@ class Execution:
         return 1 if self.momentum else 0
 
     @property
-    def copies_gradients(self) -> bool:
-        """Whether the optimizer's step needs a copy of each gradient in turn: weight decay and the proximal term do."""
-        return self.weight_decay > 0 or self.proximal > 0
+    def step_copies(self) -> int:
+        """Tensors of a parameter's size that the optimizer's step makes for each in turn: weight decay and the
+        proximal term need a copy of the gradient."""
+        return 1 if self.weight_decay > 0 or self.proximal > 0 else 0

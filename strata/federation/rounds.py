@@ -89,7 +89,7 @@ class Tally:
     upload_bytes: int = 0
     download_bytes: int = 0
     train_flops: int = 0
-    peak_bytes: int = 0
+    peaks: dict[int, int] = field(default_factory=dict)  # measured bytes of each device that answered
     loss_sum: float = 0.0
     samples: int = 0
 
@@ -99,9 +99,10 @@ class Tally:
             "upload_bytes": self.upload_bytes,
             "download_bytes": self.download_bytes,
             "train_flops": self.train_flops,
-            "peak_bytes": self.peak_bytes,
+            "peak_bytes": max(self.peaks.values(), default=0),
             "devices": list(self.asked),
             "dropped": [{"id": device, "reason": reason} for device, reason in self.dropped.items()],
+            "peaks": self.peaks,
         }
 
 
@@ -115,6 +116,7 @@ def play(
 ) -> tuple[FederationState, dict[str, Any]]:
     """The state after the next round, and its costs. `flops`: per training sample of a task."""
     round, tally = state.round, Tally()
+    state = replace(state, tensors=dict(method.begin(round, state.tensors)))
     for attempt in range(ATTEMPTS):
         assigning = settings.adjusted(method, round) if settings.adjusted else method
         mean, cuts = _attempt(state, assigning, settings, engine, flops, log, attempt, tally)
@@ -205,7 +207,7 @@ def _attempt(
         mean.add(task.cut, update.tensors, float(update.samples) if settings.weighted else 1.0)
         if settings.store is not None and update.kept is not None:
             settings.store.write(task.device, round, update.kept)
-        tally.peak_bytes = max(tally.peak_bytes, update.peak_bytes)
+        tally.peaks[task.device] = max(tally.peaks.get(task.device, 0), update.peak_bytes)
         tally.loss_sum += update.loss * update.samples
         tally.samples += update.samples
     return mean, cuts

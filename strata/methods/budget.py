@@ -35,6 +35,7 @@ class Budget:
     accounting: str | None = None  # None: paper for constraints, peak for bytes
     options: Mapping[str, Any] = field(default_factory=dict)
     model_name: str | None = None  # for a plan
+    reserve: str | None = None  # "scratch": what libraries take has to be within `sizes` too
     lean: bool = False
     ceilings: Ceilings = Ceilings()
     # what was found out so far, by graph: budgets that are made of this one share it
@@ -48,6 +49,8 @@ class Budget:
                 "lean chooses how steps are executed by the bytes that they take: give a budget, such as 24MiB, "
                 "counted by peak"
             )
+        if self.lean and self.reserve is not None:
+            raise BadInput("a reserve is measured for one execution, and lean has several: leave out one of them")
 
     def chooser(self, graph: ChannelGraph) -> Chooser:
         """Which executions there are, and what each takes."""
@@ -95,5 +98,6 @@ class Budget:
             name=self.model_name,
             lean=self.lean,
             chooser=self.chooser(graph) if self.lean else None,
+            reserve=self.reserve,
             **self.options,
         )

@@ -21,6 +21,7 @@ from torch import nn
 
 from strata.core.errors import one_line
 from strata.execution import Execution, backward, forward_in_segments, measure_cut, memory
+from strata.execution.scratch import remember_scratch
 from strata.execution.segments import Segmented
 from strata.graph import ChannelGraph, Cut
 from strata.models.loading import load_model
@@ -56,6 +57,7 @@ def serve() -> None:
 
 def measure(graph: ChannelGraph, cut: Cut, execution: Execution, say: Say) -> None:
     found = measure_cut(graph, cut, execution)
+    remember_scratch(graph, cut, execution, found.scratch)
     say({"measured_bytes": found.peak, "scratch_bytes": found.scratch})
 
 

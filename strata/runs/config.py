@@ -18,7 +18,8 @@ from strata.core.paths import expanded
 from strata.core.settings import Described, Needs, Tree, check, differences, part, setting
 from strata.core.sizes import parse_bytes, parse_ratio, parse_shape
 from strata.execution.execution import Execution
-from strata.planning.schedules import DEFAULT_PATIENCE, SCHEDULES
+from strata.planning.reserve import RESERVES
+from strata.planning.schedules import DEFAULT_PATIENCE, FILLS, SCHEDULES
 
 if TYPE_CHECKING:
     from strata.federation.aggregation import ServerOptimizer
@@ -59,7 +60,7 @@ class Problem(Component):
     data_dir: str | None = setting(None, "where the data is on disk", metavar="DIR", parse=_path)
     partition: str = setting(
         "iid",
-        "iid, dirichlet:0.1, shards:2, user or lazy[:N]",
+        "iid[:N], dirichlet:0.1[:N], shards:2, user or lazy[:N]",
         metavar="P",
         simulated="each device has its own data (`strata fleet device --data`)",
     )
@@ -92,6 +93,13 @@ class Approach(Component):
         None,
         "how bytes are counted (default: paper with --constraint, peak with --budget)",
         choices=("paper", "peak"),
+    )
+    reserve: str | None = setting(
+        None,
+        "scratch: what libraries take beside the tensors of a step, measured here, has to fit the --budget too",
+        choices=RESERVES,
+        simulated="it is measured on this machine, and devices have a margin of their own for it",
+        since=2,
     )
     lean: bool = setting(
         False, "choose how each step is executed: the cheapest way that fits the budget (docs/memory.md)", since=2
@@ -140,6 +148,13 @@ class MethodOptions(Component):
         above=0,
         most=1,
     )
+    fill: str = setting(
+        "published",
+        "of slt: what channels that come into the head start from; as they were drawn, or by the narrow head's fan-in, "
+        "zero on their outgoing side, copies of old ones",
+        choices=FILLS,
+        since=2,
+    )
     variant: str | None = setting(None, "of fd: device (default), shared or pool", metavar="NAME")
     pool: int | None = setting(None, "of fd's variant pool: number of sets", metavar="N", whole=True)
 
@@ -175,7 +190,9 @@ class Course(Component):
         refusal="the seed is a whole number of at least 0, not {}",
     )
     lr: float = setting(0.1, "learning rate of the first round", metavar="X", above=0)
-    lr_end: float = setting(0.01, "of the last, along a cosine", metavar="X", above=0)
+    lr_end: float = setting(
+        0.01, "of the last, along a cosine (default 0.01, or a tenth of --lr)", metavar="X", above=0
+    )
     exact: bool = setting(
         False,
         "simulate every device on its own and by torch's convolutions, as a real one trains; else narrow ones run "
@@ -392,6 +409,14 @@ class Machine(Component):
             raise BadInput("--task-timeout gives up worker processes, and --workers 0 has none: leave one of them out")
 
 
+def with_lr_end(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The learning rate falls to a tenth, as by default, where only its beginning was asked for."""
+    lr = values.get("lr")
+    if "lr_end" in values or not isinstance(lr, int | float):
+        return dict(values)
+    return {**values, "lr_end": lr / 10}
+
+
 @dataclass(frozen=True)
 class RunOptions(Tree):
     """What `strata.run` takes as keywords: all that is not model, data, method or training on a device."""
@@ -401,6 +426,10 @@ class RunOptions(Tree):
     updates: Updates = part(Updates, "server")
     privacy: PrivacySettings = part(PrivacySettings, "differential privacy of devices")
     evaluation: Evaluations = part(Evaluations, "evaluation")
+
+    @classmethod
+    def of(cls, **values: Any) -> Self:
+        return super().of(**with_lr_end(values))
 
     def __post_init__(self) -> None:
         """What components cannot know of each other."""
@@ -460,6 +489,10 @@ class RunConfig(Tree):
     )
     evaluation: Evaluations = part(Evaluations, "evaluation")
     machine: Machine = part(Machine, "machine (changes no result, but for --task-timeout)", kept=False)
+
+    @classmethod
+    def of(cls, **values: Any) -> Self:
+        return super().of(**with_lr_end(values))
 
     @property
     def options(self) -> RunOptions:

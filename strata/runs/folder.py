@@ -27,6 +27,7 @@ from strata.core.errors import BadInput
 from strata.core.files import Lock, read_object, said_plainly, write_json
 from strata.core.settings import differences, settings_of
 from strata.data.objectives import Classification
+from strata.runs.allowance import OVER
 from strata.runs.checkpoints import Checkpoints
 from strata.runs.config import Execution
 from strata.training.settings import cross_entropy
@@ -104,7 +105,7 @@ class RunFolder:
         write_json(self.path / name, value)
 
     def append(self, record: Mapping[str, Any]) -> None:
-        assert tuple(key for key in record if key not in (EPSILON, VALIDATION)) == METRIC_KEYS
+        assert tuple(key for key in record if key not in (EPSILON, VALIDATION, OVER)) == METRIC_KEYS
         with said_plainly(self.path / "metrics.jsonl"):
             self._metrics.write(json.dumps(record, allow_nan=False).encode() + b"\n")
             self._metrics.flush()
@@ -230,6 +231,8 @@ def describe_method(method: Method) -> dict[str, Any]:
         elif field.name == "executions":
             if value:  # each as it differs from the run's own
                 described[field.name] = [one and one.differences(Execution()) for one in value]
+        elif field.metadata.get("since", 1) > 1 and value == field.default:
+            continue  # such runs are described as before there was such a thing
         elif field.name not in ("graph", "progress"):
             described[field.name] = _plain(value)
     return described

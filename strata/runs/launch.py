@@ -22,6 +22,7 @@ from strata.methods import Method, method_class
 from strata.methods.choice import method_named
 from strata.methods.heads import is_prepared, prepared_model
 from strata.models.loading import load_model
+from strata.runs.allowance import Allowance
 from strata.runs.callbacks import Callback, trackers
 from strata.runs.config import Machine, RunConfig, of_some_methods
 from strata.runs.folder import has_checkpoint, is_finished, refuse_used
@@ -85,17 +86,19 @@ class Resources:
         training = make_training(config, data)
         engine = self.engine(config, whole, training)
         method = self._methods.pop(config) if config in self._methods else None
+        method = method or make_method(config, self.graph(config, whole))
         return Prepared(
             model=whole,
             plain=model,
             data=data,
-            method=method or make_method(config, self.graph(config, whole)),
+            method=method,
             options=config.options,
             training=training,
             server=config.server.optimizer(),
             partition=config.problem.partition,
             engine=engine,
             pretrained=config.problem.init is not None,
+            allowance=allowance_of(config, method, training),
         )
 
     def prepare_methods(self, configs: Sequence[RunConfig]) -> None:
@@ -220,8 +223,14 @@ def make_method(config: RunConfig, graph: ChannelGraph) -> Method:
         model_name=config.problem.model,
         lean=approach.lean,
         ceilings=approach.ceilings,
+        reserve=approach.reserve,
         **{key: value for key, value in options.items() if value is not None},
     )
+
+
+def allowance_of(config: RunConfig, method: Method, training: LocalTraining) -> Allowance | None:
+    approach = config.approach
+    return Allowance.of(method, training, approach.budgets, approach.constraints, approach.accounting)
 
 
 def ray_of(machine: Machine) -> Ray | None:

@@ -19,6 +19,7 @@ from strata.data.images import normalise
 from strata.data.objectives import Classification, Objective
 from strata.data.samples import Batch, is_images
 from strata.execution.execution import Execution
+from strata.execution.measured import growth
 
 Loss = Callable[[Tensor, Tensor], Tensor]  # outputs [b, ...], targets [b, ...] -> mean loss of the batch
 OptimizerFactory = Callable[[list[nn.Parameter], float], torch.optim.Optimizer]  # trained parameters, learning rate
@@ -55,14 +56,15 @@ def seeded(device: str, seed: int) -> Iterator[None]:
 
 
 @cache
-def slots_of(optimizer: OptimizerFactory) -> int:
-    """Tensors of a parameter's size that it keeps for each, as a first step shows."""
-    parameter = nn.Parameter(torch.zeros(3, 5))
-    parameter.grad = torch.zeros(3, 5)
+def footprint_of(optimizer: OptimizerFactory) -> tuple[int, int]:
+    """Tensors of a parameter's size that it keeps for each, and those that its step makes in passing; as steps show."""
+    parameter = nn.Parameter(torch.zeros(64, 65))
+    parameter.grad = torch.zeros(64, 65)
     made = optimizer([parameter], 0.1)
     made.step()
     kept = [value for value in made.state[parameter].values() if isinstance(value, Tensor)]
-    return sum(value.shape == parameter.shape for value in kept)
+    slots = sum(value.shape == parameter.shape for value in kept)
+    return slots, round(growth(made.step).tensors / parameter.nbytes)
 
 
 @dataclass(frozen=True)
@@ -95,11 +97,13 @@ class LocalTraining(Execution):
 
     @property
     def slots(self) -> int:
-        return super().slots if self.optimizer is None else slots_of(self.optimizer)
+        return super().slots if self.optimizer is None else footprint_of(self.optimizer)[0]
 
     @property
-    def copies_gradients(self) -> bool:
-        return self.optimizer is not None or super().copies_gradients
+    def step_copies(self) -> int:
+        if self.optimizer is None:
+            return super().step_copies
+        return max(footprint_of(self.optimizer)[1], 1 if self.proximal else 0)
 
     @property
     def by_objective(self) -> bool:
