@@ -53,7 +53,7 @@ def plan(
     the gradients; with `activation_checkpointing` they compute most activations anew. Give both to LocalTraining too.
     `proximal` counts the copy of the weights that FedProx keeps. An `execution` says all of this at once; as a
     strata.training.LocalTraining it may have an optimizer of your own, and what that keeps is counted too.
-    With `lean` each step is executed in the cheapest way that fits (planning/executions.py; `chooser` says among which). A
+    With `lean` each step is executed in the cheapest way that fits (`chooser`: among these). A
     ChannelGraph may stand in for the model, to export it only once. `input_shape` is (3, 32, 32) if not given, or the
     ChannelGraph's own.
     reserve="scratch": library scratch, measured once per machine, has to fit into the budget too.
