@@ -8,6 +8,10 @@ from typing import Any
 from strata.core.errors import BadInput
 from strata.core.settings import check, setting, settings_of
 
+# batch: of each (micro-)batch its own. frozen: frozen layers have those of the time when they were frozen. fixed: all
+# layers have fixed ones, and a batch in parts gives the gradients of the whole
+NORM_STATISTICS = ("batch", "frozen", "fixed")
+
 
 def parse_segments(text: str) -> int | str:
     """For the command line: "auto" or a number; what else there is, Execution says."""
@@ -37,6 +41,13 @@ class Execution:
     weight_decay: float = setting(1e-5, "SGD weight decay", metavar="X", least=0)
     # adds mu/2 |w - w_received|^2 to the loss, so the weights are kept as they came
     proximal: float = setting(0.0, "FedProx's mu", metavar="MU", least=0)
+    norm_statistics: str = setting(
+        "batch",
+        "of batch norms in training: each (micro-)batch's own, fixed ones in frozen layers, or fixed ones in all from "
+        "--fixed-after on",
+        choices=NORM_STATISTICS,
+        since=2,
+    )
 
     def __post_init__(self) -> None:
         check(self)

@@ -14,6 +14,7 @@ from strata.federation.aggregation import Aggregate, RunningMean, ServerOptimize
 from strata.federation.checking import LARGEST_LOSS, problem_with
 from strata.federation.device_store import DeviceStore
 from strata.federation.jobs import CohortJob, Failed, TrainJob
+from strata.federation.norm_statistics import NormStatistics
 from strata.federation.privacy import Privacy, PrivateSum, Reach
 from strata.federation.robust import FEWEST, KeptUpdates, Robust, updates_needed
 from strata.federation.simulated_fleet import SimulatedFleet
@@ -52,6 +53,7 @@ class RoundSettings:
     adjusted: Callable[[Method, int], Method] | None = None  # the method for this attempt at a round: levels may change
     largest_loss: float = LARGEST_LOSS  # that is believed of a device
     store: DeviceStore | None = None  # where devices keep what the method wants them to keep
+    norms: NormStatistics | None = None  # batch norms with fixed statistics; None: there are none
 
     def __post_init__(self) -> None:
         if self.per_round < 1:
@@ -119,7 +121,7 @@ def play(
     state = replace(state, tensors=dict(method.begin(round, state.tensors)))
     for attempt in range(ATTEMPTS):
         assigning = settings.adjusted(method, round) if settings.adjusted else method
-        mean, cuts = _attempt(state, assigning, settings, engine, flops, log, attempt, tally)
+        state, mean, cuts = _attempt(state, assigning, settings, engine, flops, log, attempt, tally)
         if mean.updates >= settings.needed:
             break
         reasons = Counter(tally.dropped[device] for device in cuts if device in tally.dropped)
@@ -148,7 +150,8 @@ def _attempt(
     log: Callable[[str], None],
     attempt: int,
     tally: Tally,
-) -> tuple[Aggregate, dict[int, Cut]]:
+) -> tuple[FederationState, Aggregate, dict[int, Cut]]:
+    """What came of the devices, and the state with all that they needed."""
     round, fleet = state.round, settings.fleet
     if settings.privacy:
         reach = Reach.of(method, round, fleet.devices)
@@ -172,9 +175,14 @@ def _attempt(
             tally.download_bytes += trained_bytes(task.cut)
         else:
             tally.download_bytes += state.holdings.download_bytes(task.device, task.cut, value_bytes)
+        if settings.norms is not None:
+            tally.download_bytes += settings.norms.download_bytes(task, state.tensors)
         tally.reached[task.device] = task.cut
 
-    for task in method.assign(round, devices):
+    tasks = method.assign(round, devices)
+    if settings.norms is not None:
+        state = settings.norms.measured(state, tasks, engine)
+    for task in tasks:
         device = task.device
         cuts[device] = task.cut
         tally.dropped.pop(device, None)
@@ -210,7 +218,7 @@ def _attempt(
         tally.peaks[task.device] = max(tally.peaks.get(task.device, 0), update.peak_bytes)
         tally.loss_sum += update.loss * update.samples
         tally.samples += update.samples
-    return mean, cuts
+    return state, mean, cuts
 
 
 def _aggregate(state: FederationState, method: Method, settings: RoundSettings) -> Aggregate:

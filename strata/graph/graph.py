@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from strata.core.errors import BadInput
+from strata.graph.batch_norms import BatchNorm, find_batch_norms
 from strata.graph.cached import cached_exports
 from strata.graph.channels import ALWAYS, Ids
 from strata.graph.cut import Cut, Kept
@@ -130,6 +131,11 @@ class ChannelGraph:
     def classes(self) -> int:
         """How many scores there are per sample (or per position): the size of the output's last dim, whatever for."""
         return self.output_shape[-1]
+
+    @cached_property
+    def batch_norms(self) -> tuple[BatchNorm, ...]:
+        """Those that use the batch's statistics in training."""
+        return find_batch_norms(self._modes["train"].graph, self.parameter_names)
 
     # --- cuts --------------------------------------------------------------------------------------------------
 

@@ -12,6 +12,7 @@ from strata.core.errors import BadInput, one_line
 from strata.core.importing import find
 from strata.models.densenet import densenet40
 from strata.models.resnet import resnet20, resnet44, resnet56
+from strata.models.resnet18 import resnet18, resnet18_gn
 
 # name -> (maker, what the image side must be a multiple of)
 BUILT_IN: dict[str, tuple[Callable[..., nn.Module], int]] = {
@@ -19,6 +20,8 @@ BUILT_IN: dict[str, tuple[Callable[..., nn.Module], int]] = {
     "resnet44": (resnet44, 16),
     "resnet56": (resnet56, 16),
     "densenet40": (densenet40, 32),
+    "resnet18": (resnet18, 8),
+    "resnet18_gn": (resnet18_gn, 8),
 }
 DEFAULT_CLASSES = 10
 

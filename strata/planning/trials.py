@@ -20,9 +20,9 @@ import torch
 from torch import nn
 
 from strata.core.errors import one_line
-from strata.execution import Execution, backward, forward_in_segments, measure_cut, memory
+from strata.execution import Execution, backward, measure_cut, memory, training_forward
+from strata.execution.measured import Forward
 from strata.execution.scratch import remember_scratch
-from strata.execution.segments import Segmented
 from strata.graph import ChannelGraph, Cut
 from strata.models.loading import load_model
 from strata.planning.runtime import data_bytes
@@ -68,7 +68,7 @@ def train_capped(graph: ChannelGraph, cut: Cut, execution: Execution, allowance:
     model's. Its tensors have gone back to the kernel when the baseline is read.
     """
     model = graph.submodel(cut)
-    forward = forward_in_segments(graph, cut, model, execution)
+    forward = training_forward(graph, cut, model, execution)
     train(model, graph, execution, forward, steps=1)
     model.zero_grad()
     gc.collect()
@@ -81,7 +81,7 @@ def train_capped(graph: ChannelGraph, cut: Cut, execution: Execution, allowance:
     train(model, graph, execution, forward, steps=2)  # in the second momentum is there
 
 
-def train(model: nn.Module, graph: ChannelGraph, execution: Execution, forward: Segmented | None, steps: int) -> None:
+def train(model: nn.Module, graph: ChannelGraph, execution: Execution, forward: Forward | None, steps: int) -> None:
     trained = [p for p in model.parameters() if p.requires_grad]
     optimizer = torch.optim.SGD(trained, 0.01, execution.momentum, weight_decay=execution.weight_decay)
     generator = torch.Generator().manual_seed(0)

@@ -8,7 +8,7 @@ Python's `strata.run` takes the settings of `RunOptions`, the part that goes wit
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -49,7 +49,9 @@ class Problem(Component):
     """What is learnt: a model, from data."""
 
     model: str = setting(
-        "resnet20", "resnet20, resnet44, resnet56, densenet40 or package.module:callable", metavar="NAME"
+        "resnet20",
+        "resnet20, resnet44, resnet56, densenet40, resnet18, resnet18_gn or package.module:callable",
+        metavar="NAME",
     )
     classes: int | None = setting(None, "number of classes: the data's", metavar="N", whole=True, least=1)
     input: tuple[int, ...] | None = setting(
@@ -164,6 +166,15 @@ class Local(Component):
     """What a device does around its steps, and where it is simulated."""
 
     epochs: int = setting(1, "local epochs", metavar="N", whole=True, least=1)
+    fixed_after: int | None = setting(
+        None,
+        "norm statistics fixed: the first round that uses them, before it each batch its own (default: half of all)",
+        metavar="ROUND",
+        whole=True,
+        least=0,
+        needs=Needs("norm_statistics", ("fixed",)),
+        since=2,
+    )
     augmentation: str | None = setting(None, "default: what suits the data", metavar="NAME")
     device: str = setting(
         "cpu", "where networks run: cpu, cuda, cuda:N", metavar="NAME", simulated="devices train where they are"
@@ -463,6 +474,11 @@ class RunOptions(Tree):
     def private(self) -> Privacy | None:
         return self.privacy.of(self.fleet.devices)
 
+    @property
+    def calibration(self) -> str:
+        """Whose samples batch norm's statistics come from. Under differential privacy not the devices'."""
+        return "validation" if self.private and self.evaluation.validation else "train"
+
     def simulated_fleet(self) -> SimulatedFleet:
         from strata.federation.simulated_fleet import SimulatedFleet, parse_stragglers
 
@@ -497,6 +513,13 @@ class RunConfig(Tree):
     @property
     def options(self) -> RunOptions:
         return RunOptions(self.course, self.fleet, self.updates, self.privacy, self.evaluation)
+
+    @property
+    def counted(self) -> Execution:
+        """The execution whose bytes a device must be able to hold: before --fixed-after each batch keeps statistics of
+        its own, which takes a little more."""
+        fixed = self.execution.norm_statistics == "fixed" and self.local.fixed_after != 0
+        return replace(self.execution, norm_statistics="batch") if fixed else self.execution
 
     @property
     def may_use_kernels(self) -> bool:

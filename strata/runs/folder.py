@@ -29,7 +29,6 @@ from strata.core.settings import differences, settings_of
 from strata.data.objectives import Classification
 from strata.runs.allowance import OVER
 from strata.runs.checkpoints import Checkpoints
-from strata.runs.config import Execution
 from strata.training.settings import cross_entropy
 
 if TYPE_CHECKING:
@@ -241,7 +240,7 @@ def describe_method(method: Method) -> dict[str, Any]:
 def describe_training(training: LocalTraining) -> dict[str, Any]:
     """Without what came later and has its default: such runs are described as before there was such a thing."""
     values = {field.name: getattr(training, field.name) for field in dataclasses.fields(training)}
-    later = {name for name, known in settings_of(Execution).items() if known.since > 1}
+    later = {name for name, known in settings_of(training).items() if known.since > 1}
     defaults = {field.name: field.default for field in dataclasses.fields(training)}
     kept = {name for name in values if not (name in later and values[name] == defaults[name])}
     described = {name: _plain(values[name]) for name in values if name in kept and name != "objective"}  # the data's

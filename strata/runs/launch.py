@@ -27,7 +27,7 @@ from strata.runs.callbacks import Callback, trackers
 from strata.runs.config import Machine, RunConfig, of_some_methods
 from strata.runs.folder import has_checkpoint, is_finished, refuse_used
 from strata.runs.progress import display
-from strata.runs.running import Prepared, carry_out, complete, make_engine
+from strata.runs.running import Prepared, carry_out, complete, make_engine, settled
 from strata.runs.session import Result
 from strata.training import LocalTraining
 
@@ -193,7 +193,8 @@ def make_model(config: RunConfig, data: FederatedData, with_weights: bool = True
 
 def make_training(config: RunConfig, data: FederatedData) -> LocalTraining:
     augmentation = config.local.augmentation
-    return complete(_local(config, data.augmentation if augmentation is None else augmentation), data)
+    training = _local(config, data.augmentation if augmentation is None else augmentation)
+    return settled(complete(training, data), config.course.rounds)
 
 
 def _local(config: RunConfig, augmentation: str) -> LocalTraining:
@@ -201,6 +202,7 @@ def _local(config: RunConfig, augmentation: str) -> LocalTraining:
     return LocalTraining(
         **{one.name: getattr(execution, one.name) for one in fields(execution)},
         epochs=config.local.epochs,
+        fixed_after=config.local.fixed_after,
         augmentation=augmentation,
         device=config.local.device,
         kernels=None if config.may_use_kernels else False,
@@ -216,7 +218,7 @@ def make_method(config: RunConfig, graph: ChannelGraph) -> Method:
         graph,
         constraints=approach.constraints,
         budgets=approach.budgets,
-        execution=config.execution,
+        execution=config.counted,
         rounds=config.course.rounds,
         seed=config.course.seed,
         accounting=approach.accounting,
@@ -230,7 +232,7 @@ def make_method(config: RunConfig, graph: ChannelGraph) -> Method:
 
 def allowance_of(config: RunConfig, method: Method, training: LocalTraining) -> Allowance | None:
     approach = config.approach
-    return Allowance.of(method, training, approach.budgets, approach.constraints, approach.accounting)
+    return Allowance.of(method, training.in_round(0), approach.budgets, approach.constraints, approach.accounting)
 
 
 def ray_of(machine: Machine) -> Ray | None:

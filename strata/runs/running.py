@@ -28,6 +28,7 @@ from strata.execution import memory
 from strata.federation import privacy_accounting as accounting
 from strata.federation.aggregation import ServerOptimizer
 from strata.federation.jobs import DeviceProgram, TrainJob, cuts_of
+from strata.federation.norm_statistics import NormStatistics, check_norms
 from strata.federation.privacy import Reach
 from strata.federation.rounds import RoundSettings
 from strata.federation.simulated_fleet import parse_stragglers
@@ -115,7 +116,7 @@ def run(
             ChannelGraph(whole, data.inputs),
             constraints=several(constraint),
             budgets=several(budget),
-            execution=training,
+            execution=settled(training, rounds or DEFAULT_ROUNDS).in_round(0),
             rounds=rounds or DEFAULT_ROUNDS,
             seed=options.get("seed", 0),
             model_name=type(model).__name__,
@@ -126,6 +127,8 @@ def run(
     elif constraint is not None or budget is not None:
         raise BadInput("the method already knows what devices can hold: give a constraint or budget with a name only")
     settings = RunOptions.of(**_known(options), rounds=_rounds(method, rounds), devices=_devices(partition, devices))
+    training = settled(training, settings.course.rounds)
+    sizes = [parse_bytes(size) for size in several(budget)]
     stragglers, deadline = settings.fleet.stragglers, settings.fleet.deadline
     if parse_stragglers(stragglers)[0] and deadline is None and not resume:
         raise BadInput("stragglers matter only where they can come too late: give a deadline, such as 2, as well")
@@ -141,7 +144,7 @@ def run(
         adjusted=adjusted,
         pretrained=pretrained,
         plain=model,
-        allowance=Allowance.of(method, training, [parse_bytes(size) for size in several(budget)], several(constraint)),
+        allowance=Allowance.of(method, training.in_round(0), sizes, several(constraint)),
     )
     return carry_out(
         prepared,
@@ -191,7 +194,7 @@ def carry_out(
 ) -> Result:
     """The run itself. What is wrong is said before anything is written."""
     model, data, method, options = prepared.model, prepared.data, prepared.method, prepared.options
-    training, plain = prepared.training, prepared.plain or prepared.model
+    training, plain = settled(prepared.training, options.course.rounds), prepared.plain or prepared.model
     if options.course.exact:  # the reference: as a device of its own trains
         training = replace(training, kernels=False)
     if checkpoint_every < 1:
@@ -199,6 +202,7 @@ def carry_out(
     _check_fit(method, model, data)
     _check_last(method, options.course.rounds)
     _check_hooks(method, options)
+    check_norms(method, training, options.course.rounds, type(plain).__name__)
     held: Samples | None = None
     if options.evaluation.validation:
         _check_renumbering(prepared.partition)
@@ -298,7 +302,14 @@ def round_settings(
         recomputed_flops=lambda cut, own: workspace.recomputed_flops(cut, own or training),
         adjusted=prepared.adjusted,
         largest_loss=prepared.data.objective.largest_loss,
+        norms=_norms(prepared, training),
     )
+
+
+def _norms(prepared: Prepared, training: LocalTraining) -> NormStatistics | None:
+    if training.norm_statistics == "batch":
+        return None
+    return NormStatistics(prepared.method.graph, training, prepared.options.course.seed, prepared.options.calibration)
 
 
 def make_engine(
@@ -403,6 +414,18 @@ def complete(training: LocalTraining | None, data: FederatedData) -> LocalTraini
     elif training.kernels:
         kernels.require()
     return training
+
+
+def settled(training: LocalTraining, rounds: int) -> LocalTraining:
+    """With the round from which norm statistics are fixed."""
+    after = training.fixed_after
+    if training.norm_statistics != "fixed":
+        return training
+    if after is not None and after >= rounds:
+        raise BadInput(
+            f"statistics that are fixed after round {after} never are in a run of {rounds}: give a smaller one"
+        )
+    return replace(training, fixed_after=rounds // 2 if after is None else after)
 
 
 def _check_privacy(method: Method, options: RunOptions) -> None:

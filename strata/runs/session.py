@@ -172,14 +172,14 @@ class Session:
             bn or self.options.evaluation.bn,
             state.round,
             self.options.course.seed,
-            self._calibration,
+            self.options.calibration,
             self.objective,
+            self._fixed(state),
         )
 
-    @property
-    def _calibration(self) -> str:
-        """Whose images batch norm's statistics come from. Under differential privacy not the devices'."""
-        return "validation" if self.rounds.privacy and "validation" in self.samples else "train"
+    def _fixed(self, state: FederationState) -> frozenset[str]:
+        """Batch norms whose statistics are fixed."""
+        return frozenset() if self.rounds.norms is None else self.rounds.norms.in_force(state)
 
     def _judge(self, after: FederationState) -> tuple[Evaluation | None, float | None, Method]:
         """On the test data and the validation split, where this round is due, and the method after it has seen it.
@@ -202,7 +202,8 @@ class Session:
     def _state_dict(self, state: FederationState) -> dict[str, Tensor]:
         """Of the plain module: what is evaluated after this round."""
         cut = self._evaluated_cut(state)
-        final = final_state(self.engine, state.tensors, cut, self.options.course.seed, self._calibration)
+        seed, fixed = self.options.course.seed, self._fixed(state)
+        final = final_state(self.engine, state.tensors, cut, seed, self.options.calibration, fixed)
         return {self.names[name]: tensor for name, tensor in final.items() if name in self.names}
 
     # --- records -------------------------------------------------------------------------------------------------

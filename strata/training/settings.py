@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
@@ -73,6 +73,9 @@ class LocalTraining(Execution):
     module's top level, so that workers can import them."""
 
     epochs: int = setting(1, "local epochs", metavar="N", least=1, whole=True)
+    fixed_after: int | None = setting(
+        None, "the first round of norm_statistics fixed; a run says half of its rounds", least=0, whole=True, since=2
+    )
     augmentation: str = setting("none", "a name that strata.data.augment knows", metavar="NAME")
     loss: Loss | None = None  # None: the objective's
     optimizer: OptimizerFactory | None = None  # None: SGD with momentum and weight decay
@@ -94,6 +97,12 @@ class LocalTraining(Execution):
             check_augmentation(self.augmentation)
         if self.transform is not None and self.preparation is None:
             raise BadInput("a transform for training needs a preparation for evaluation beside it: give both")
+
+    def in_round(self, round: int) -> LocalTraining:
+        """Before `fixed_after` each batch has its own norm statistics: there are no others yet."""
+        if self.norm_statistics != "fixed" or round >= (self.fixed_after or 0):
+            return self
+        return replace(self, norm_statistics="batch")
 
     @property
     def slots(self) -> int:

@@ -264,7 +264,7 @@ def _levels(
     if approach.constraints:
         config = config.changed(constraints=tuple(sorted(set(approach.constraints))))
         method = make_method(config, graph)
-        sizes = most_bytes(method, config.execution)
+        sizes = most_bytes(method, config.counted)
     elif saved is not None:
         sizes = list(saved["levels"])
         config = config.changed(budgets=tuple(sizes))
