@@ -102,8 +102,7 @@ class Method(ABC):
         least = min(budget.limits(graph), default=need)
         if need > least:
             raise Infeasible(
-                f"{cls.name} needs up to {need} bytes on every device, {need - least} more than the budget of {least}: "
-                "give a larger budget or a micro-batch, or choose slt or small"
+                f"{cls.name} needs up to {need} bytes on every device, {need - least} more than the budget of {least}"
             )
         return made
 
@@ -121,7 +120,7 @@ class Method(ABC):
 
     def executed(self, budget: Budget) -> Self:
         """With the cheapest execution that suits each level's bytes, where the budget leaves that open."""
-        return replace(self, executions=budget.executions_for(self))
+        return replace(self, executions=budget.executions_for(self)) if budget.lean else self
 
     # --- what devices do ---------------------------------------------------------------------------------------
 

@@ -39,7 +39,7 @@ class Budget:
     lean: bool = False
     ceilings: Ceilings = Ceilings()
     # what was found out so far, by graph: budgets that are made of this one share it
-    _choosers: dict[str, Chooser] = field(default_factory=dict, repr=False, compare=False)
+    _choosers: dict[tuple[str, bool], Chooser] = field(default_factory=dict, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if not self.lean and self.ceilings != Ceilings():
@@ -54,11 +54,12 @@ class Budget:
 
     def chooser(self, graph: ChannelGraph) -> Chooser:
         """Which executions there are, and what each takes."""
-        if graph.hash not in self._choosers:
+        key = (graph.hash, self.lean)
+        if key not in self._choosers:
             executions = candidates(graph, self.execution) if self.lean else (self.execution,)
             accounting = self.accounting or ("paper" if self.constraints else "peak")
-            self._choosers[graph.hash] = Chooser(graph, executions, accounting, self.ceilings)
-        return self._choosers[graph.hash]
+            self._choosers[key] = Chooser(graph, executions, accounting, self.ceilings)
+        return self._choosers[key]
 
     def need(self, graph: ChannelGraph, cut: Cut) -> int:
         """Bytes of a device's step."""

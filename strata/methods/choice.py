@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from strata.core.errors import BadInput
+from strata.core.errors import BadInput, Infeasible
 from strata.core.sizes import parse_bytes
 from strata.execution import Execution, scratch_bytes
 from strata.methods.budget import Budget
@@ -65,16 +65,28 @@ def method_named(
     )
     check_reserve(reserve, budget.sizes, accounting)
     if reserve is None or method.card.needs_plan:  # a plan does it itself, for its steps
-        return method.from_budget(graph, budget).executed(budget)
+        return _made(method, graph, budget)
 
     def with_scratch(cut: Cut) -> int:
         return budget.need(graph, cut) + scratch_bytes(graph, cut, budget.execution)
 
     return reserving(
         budget.sizes,
-        lambda sizes: method.from_budget(graph, replace(budget, sizes=sizes)),
+        lambda sizes: _made(method, graph, replace(budget, sizes=sizes)),
         lambda made: made.most_bytes(with_scratch),
     )
+
+
+def _made(method: type[Method], graph: ChannelGraph, budget: Budget) -> Method:
+    """A refusal names the ways that would fit."""
+    try:
+        return method.from_budget(graph, budget).executed(budget)
+    except Infeasible as error:
+        if budget.sizes and method.name != "auto":
+            from strata.methods.fitting import what_fits
+
+            error.args = (f"{str(error).rstrip('.')}; {what_fits(graph, budget)}",)
+        raise
 
 
 def check_levels(

@@ -48,8 +48,7 @@ class FedAvg(Levels):
             recomputed = "" if how is None else f" with activation checkpointing {how}"
             raise Infeasible(
                 f"fedavg trains the full model, and no device can hold it: it needs {need} bytes{recomputed}, "
-                f"{need - most} more than the largest budget of {most}; give a larger budget or a micro-batch, or "
-                "choose slt or small"
+                f"{need - most} more than the largest budget of {most}"
             )
         return super().from_budget(graph, budget)
 

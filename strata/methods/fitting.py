@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from strata.core.errors import BadInput, Infeasible
-from strata.core.sizes import at_least_one, parse_bytes, parse_shape, several
+from strata.core.settings import settings_of
+from strata.core.sizes import at_least_one, parse_bytes, parse_shape, several, show_bytes
 from strata.execution import Execution, backward, flops, memory
 from strata.graph import ChannelGraph
 from strata.methods.base import Levels
@@ -21,7 +22,7 @@ from strata.methods.fedavg import FedAvg
 from strata.methods.registry import METHODS, method_class
 from strata.planning.choosing import Ceilings
 from strata.planning.device_time import SAMPLES, Speed
-from strata.planning.executions import has_batch_norm
+from strata.planning.executions import LEVERS, is_normed
 from strata.planning.fit import Fit, Way, recommend, with_beaten
 
 if TYPE_CHECKING:
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from strata.methods.base import Method, Phase, Task
 
 SAMPLED = 16  # rounds of each step of a method, at the most, that are looked at
+RULED = ("fedavg", "small", "slt")  # the methods that the rule chooses among
 CALIBRATION = 1.0  # seconds, about
 Say = Callable[[str], None]
 Sampled = tuple["Task", int, float]  # a task, the rounds of its step, and how many tasks of the run it stands for
@@ -83,12 +85,7 @@ def fit(
     asked = Budget(execution, sizes=sizes, rounds=rounds, lean=True, ceilings=ceilings, model_name=name)
     _check_ceilings(graph, asked)
     costs = _Costs(graph, execution, rounds, devices, per_round, samples * epochs)
-    ways = []
-    for one in methods or [key for key in METHODS if _needs_no_other_model(key)]:
-        say(f"fitting {one}")
-        way = _way(one, graph, asked, costs)
-        if way is not None:
-            ways.append(way)
+    ways = list(_ways(graph, asked, costs, methods, say))
     speed = None if gflops is None or mbit is None else Speed(gflops, mbit)
     seconds, time_on = _timing(graph, execution, speed, calibrate, per_round, say)
     timed = (
@@ -115,6 +112,50 @@ def fit(
         samples=samples,
         per_round=per_round,
     )
+
+
+def recommended(graph: ChannelGraph, budget: Budget) -> Way:
+    """The way that `fit` would recommend within this budget, by the same rule."""
+    ways = tuple(_ways(graph, budget, _Costs(graph, budget.execution, budget.rounds), RULED))
+    number, reason = recommend(ways)
+    if number is None:
+        raise Infeasible(reason)
+    return ways[number]
+
+
+def what_fits(graph: ChannelGraph, budget: Budget) -> str:
+    """For a refusal: which ways there are within the budget, in one sentence."""
+    lean = replace(budget, lean=True, options={}, reserve=None, accounting=None)
+    ways = [way for way in _ways(graph, lean, _Costs(graph, lean.execution, lean.rounds), RULED) if way.fits]
+    if not ways:
+        return "nothing else fits either: give a larger budget (`strata fit` says which)"
+    size = min(budget.sizes)
+    named = "; ".join(
+        f"{way.method} at {way.setting}, {flags_for(way.execution)} ({show_bytes(way.peak_bytes)})" for way in ways
+    )
+    return f"within {size} bytes: {named}; --lean finds these settings"
+
+
+def flags_for(execution: Execution) -> str:
+    """Of its levers, as on the command line."""
+    turned = execution.differences(Execution(execution.batch_size))
+    known = settings_of(Execution)
+    words = [f"{known[name].option_of(name)} {value}" for name, value in turned.items() if name in LEVERS]
+    return "with " + " ".join(words) if words else "as it is"
+
+
+def _ways(
+    graph: ChannelGraph,
+    budget: Budget,
+    costs: _Costs,
+    methods: Sequence[str] | None = None,
+    say: Say = lambda text: None,
+) -> Iterator[Way]:
+    for name in methods or [key for key in METHODS if _needs_no_other_model(key)]:
+        say(f"fitting {name}")
+        way = _way(name, graph, budget, costs)
+        if way is not None:
+            yield way
 
 
 def _needs_no_other_model(name: str) -> bool:
@@ -147,7 +188,7 @@ def _command(way: Way, command: Callable[[str], str] | None, sizes: tuple[int, .
 def _way(name: str, graph: ChannelGraph, budget: Budget, costs: _Costs) -> Way | None:
     """None: the method makes nothing of this network (fjord of levels that are not nested), or is another one."""
     method = method_class(name)
-    normed = has_batch_norm(graph)
+    normed = is_normed(graph, budget.execution)
     try:
         made = method.from_budget(graph, budget).executed(budget)
     except Infeasible as error:
@@ -186,7 +227,7 @@ def _short(name: str, graph: ChannelGraph, budget: Budget, error: Infeasible) ->
         execution = min(chooser.executions, key=lambda one: chooser.memory(cut, one).total)
         need, what = chooser.memory(cut, execution).total, "the whole model" if width == 1 else "one channel per layer"
     short = max(0, need - min(budget.sizes))
-    return Way(name, what, execution, False, need, short, normed=has_batch_norm(graph))
+    return Way(name, what, execution, False, need, short, normed=is_normed(graph, budget.execution))
 
 
 def setting_of(method: Method) -> str:
@@ -206,7 +247,13 @@ class _Costs:
     """Of methods over a run, seen through some of their tasks."""
 
     def __init__(
-        self, graph: ChannelGraph, execution: Execution, rounds: int, devices: int, per_round: int, samples: int
+        self,
+        graph: ChannelGraph,
+        execution: Execution,
+        rounds: int,
+        devices: int = 100,
+        per_round: int = 10,
+        samples: int = 1,
     ) -> None:
         self.graph, self.execution, self.rounds, self.samples = graph, execution, rounds, samples
         self.devices, self.per_round = devices, min(per_round, devices)

@@ -22,14 +22,21 @@ if TYPE_CHECKING:
 FEWEST_NORMED = 4  # samples: batch norm over 1 to 3 does not learn
 RECOMPUTED = 1 / 3  # of a step's time, for most of a second forward pass
 
+# Settings beside the micro-batch, each with its values, the last one the leanest.
+_VALUES: dict[str, tuple[Any, ...]] = {"activation_checkpointing": (None, "auto")}
+LEVERS = ("micro_batch", *_VALUES)
 
-def has_batch_norm(graph: ChannelGraph) -> bool:
+
+def is_normed(graph: ChannelGraph, execution: Execution) -> bool:
+    """Whether what is taken at a time meets in a batch norm."""
+    if execution.norm_statistics == "fixed":
+        return False
     return any(op.kind == "op" and name_of(op.target) == "batch_norm" for op in graph.sized(graph.full(), 2))
 
 
 def candidates(graph: ChannelGraph, execution: Execution) -> tuple[Execution, ...]:
     """All ways to take a step of this execution, the cheapest first: `execution` itself, then leaner ones."""
-    normed = has_batch_norm(graph)
+    normed = is_normed(graph, execution)
     found = [one for one in _turned(execution) if not normed or _sound(one, execution)]
     return tuple(sorted(found, key=lambda one: (_inexactness(one, normed), _time(one))))
 
@@ -41,21 +48,17 @@ def leaner(one: Execution, other: Execution) -> bool:
             return False
     return all(
         values.index(getattr(one, name)) >= values.index(getattr(other, name)) or getattr(other, name) not in values
-        for name, values in _LEVERS.items()
+        for name, values in _VALUES.items()
         if getattr(one, name) in values
     )
-
-
-# Settings beside the micro-batch, each with its values, the last one the leanest.
-_LEVERS: dict[str, tuple[Any, ...]] = {"activation_checkpointing": (None, "auto")}
 
 
 def _turned(execution: Execution) -> Iterator[Execution]:
     sizes: list[int | None] = [execution.micro_batch]
     while (half := -(-(sizes[-1] or execution.batch_size) // 2)) < (sizes[-1] or execution.batch_size):
         sizes.append(half)
-    names = [name for name, values in _LEVERS.items() if getattr(execution, name) == values[0]]
-    for size, *turned in product(sizes, *(_LEVERS[name] for name in names)):
+    names = [name for name, values in _VALUES.items() if getattr(execution, name) == values[0]]
+    for size, *turned in product(sizes, *(_VALUES[name] for name in names)):
         try:
             yield replace(execution, micro_batch=size, **dict(zip(names, turned, strict=True)))
         except BadInput:  # these two levers do not go together

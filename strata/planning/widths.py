@@ -34,8 +34,7 @@ def widest(chooser: Chooser, budget: int) -> float:
             raise Infeasible(f"even one channel per layer is above the ceiling of {chooser.ceilings}")
         raise Infeasible(
             f"even one channel per layer needs {least} bytes by {chooser.accounting} accounting at batch "
-            f"{chooser.executions[0].batch_size}, {least - budget} more than the budget of {budget}: raise the budget "
-            "or lower the batch size"
+            f"{chooser.executions[0].batch_size}, {least - budget} more than the budget of {budget}"
         )
     low, high = 1, GRID  # fits(low), not fits(high)
     while high - low > 1:

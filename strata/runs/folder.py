@@ -27,6 +27,7 @@ from strata.core.errors import BadInput
 from strata.core.files import Lock, read_object, said_plainly, write_json
 from strata.core.settings import differences, settings_of
 from strata.data.objectives import Classification
+from strata.execution.execution import Execution
 from strata.runs.allowance import OVER
 from strata.runs.checkpoints import Checkpoints
 from strata.training.settings import cross_entropy
