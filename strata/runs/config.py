@@ -533,7 +533,12 @@ class RunConfig(Tree):
 
         self.options.simulated_fleet()
         self.server.optimizer()
-        check_levels(self.approach.method, self.approach.constraints, self.approach.budgets, levels_needed)
+        approach = self.approach
+        check_levels(approach.method, approach.constraints, approach.budgets, levels_needed)
+        if approach.lean and (approach.constraints or approach.accounting == "paper"):
+            raise BadInput(
+                "--lean chooses how steps are executed by the bytes that they take: give a --budget, counted by peak"
+            )
 
     @classmethod
     def of_folder(cls, folder: Path, given: Mapping[str, Any]) -> Self:

@@ -32,11 +32,11 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_json_and_a_command_that_is_the_same_run(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    asked = ["--model", "fit_net:net", "--budget", "150KiB", "--batch", "16", "--rounds", "7", "--max-upload", "1MB"]
+    asked = ["--model", "fit_net:net", "--budget", "300KiB", "--batch", "16", "--rounds", "7", "--max-upload", "1MB"]
     assert main(["fit", *asked, *SPEED, "--json", "--picture", "fit.png"]) == 0
     answer = json.loads(capsys.readouterr().out)
     assert (here / "fit.png").stat().st_size > 1000
-    assert answer["rounds"] == 7 and answer["batch"] == 16 and answer["budget_bytes"] == 150 * 1024
+    assert answer["rounds"] == 7 and answer["batch"] == 16 and answer["budget_bytes"] == 300 * 1024
     for way in answer["ways"]:
         if not way["fits"]:
             continue
@@ -44,13 +44,13 @@ def test_json_and_a_command_that_is_the_same_run(here: Path, capsys: pytest.Capt
         assert words[:2] == ["strata", "run"]
         config = RunConfig.of(**asked_of(build_parser().parse_args(words[1:])))
         assert config == RunConfig.of(
-            model="fit_net:net", budgets=(150 * 1024,), batch=16, rounds=7, max_upload=10**6, lean=True,
+            model="fit_net:net", budgets=(300 * 1024,), batch=16, rounds=7, max_upload=10**6, lean=True,
             method=way["method"],
         )  # fmt: skip
 
 
 def test_a_pilot_says_how_accurate_each_way_is(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    asked = ["--model", "fit_net:net", "--budget", "60KiB", "--devices", "20", "--per-round", "2", "--data", "digits"]
+    asked = ["--model", "fit_net:net", "--budget", "560KiB", "--devices", "20", "--per-round", "2", "--data", "digits"]
     assert main(["fit", *asked, *SPEED, "--pilot", "1", "--json"]) == 0
     ways = json.loads(capsys.readouterr().out)["ways"]
     assert all((way["accuracy"] is not None) == way["fits"] for way in ways)
@@ -59,10 +59,10 @@ def test_a_pilot_says_how_accurate_each_way_is(here: Path, capsys: pytest.Captur
 @pytest.mark.parametrize(
     ("flags", "code", "says"),
     [
-        (["--budget", "100"], 3, "nothing fits; the smallest budget that would do is"),
+        (["--budget", "100B"], 3, "nothing fits; the smallest budget that would do is"),
         ([], 2, "give what a device can hold"),
         (["--budget", "1MB", "--pilot", "2"], 2, "a pilot trains, so it needs data"),
-        (["--budget", "1MB", "--max-upload", "3"], 2, "whatever the memory"),
+        (["--budget", "1MB", "--max-upload", "3B"], 2, "whatever the memory"),
         (["--budget", "1MB", "--gflops", "2"], 2, "give --gflops, such as 2, and --mbit"),
         (["--budget", "1MB", "--picture", "a.txt"], 2, "--picture is a .png"),
         (["--budget", "1MB", "--data", "digits", "--samples", "5"], 2, "the data says"),

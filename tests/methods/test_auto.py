@@ -34,7 +34,7 @@ def test_auto_becomes_what_is_recommended() -> None:
     assert isinstance(small, Small) and small.constraints[0] < 1
     assert small == method_named("small", graph, budgets=[tight], execution=STEP, lean=True)
     with pytest.raises(Infeasible, match="smallest budget that would do"):
-        method_named("auto", graph, budgets=[100], execution=STEP)
+        method_named("auto", graph, budgets=["100B"], execution=STEP)
     with pytest.raises(BadInput, match="auto chooses by bytes"):
         method_named("auto", graph, constraints=[0.5], execution=STEP)
 
@@ -49,7 +49,7 @@ def test_refusals_name_the_ways_that_fit() -> None:
         f"within {lean} bytes: fedavg at the whole model, with --micro-batch 4 --activation-checkpointing auto" in said
     )
     with pytest.raises(Infeasible, match="nothing else fits either"):
-        method_named("small", graph, budgets=[100], execution=STEP)
+        method_named("small", graph, budgets=["100B"], execution=STEP)
 
 
 def test_a_run_by_auto_is_recorded_and_resumed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -53,7 +53,7 @@ def test_the_rule() -> None:
     assert number is None and "smallest budget that would do is 90 bytes" in reason
 
 
-def fitted(budget: int, **options: object) -> Fit:
+def fitted(budget: int | str, **options: object) -> Fit:
     return strata.fit(tiny_graph(), budget, execution=STEP, rounds=20, calibrate=False, **options)  # type: ignore[arg-type]
 
 
@@ -111,11 +111,11 @@ def test_levels() -> None:
 
 def test_bad_requests() -> None:
     with pytest.raises(BadInput, match="whatever the memory"):
-        fitted(10**9, max_upload=1)
+        fitted(10**9, max_upload="1B")
     with pytest.raises(BadInput, match="both of its speeds"):
         fitted(10**9, gflops=2)
     with pytest.raises(BadInput, match="above 0"):
         fitted(10**9, max_flops=0)
-    nothing = fitted(100)
+    nothing = fitted("100B")
     assert nothing.recommended is None and nothing.best is None
     assert f"{min(one.peak_bytes for one in nothing.ways)} bytes" in nothing.reason
