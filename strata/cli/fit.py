@@ -111,11 +111,11 @@ def fit_of(config: RunConfig, args: argparse.Namespace, speed: Any) -> Fit:
         samples = max(1, len(data.train) // config.fleet.devices)
     return fit(
         graph,
-        config.approach.budgets,
+        [f"{size}B" for size in config.approach.budgets],
         rounds=config.course.rounds,
         execution=config.execution,
         max_flops=config.approach.max_flops,
-        max_upload=config.approach.max_upload,
+        max_upload=None if config.approach.max_upload is None else f"{config.approach.max_upload}B",
         gflops=None if speed is None else speed.gflops,
         mbit=None if speed is None else speed.mbit,
         devices=config.fleet.devices,

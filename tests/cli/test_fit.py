@@ -10,6 +10,7 @@ import pytest
 
 from strata.cli import build_parser, main
 from strata.cli.run import asked_of
+from strata.core.files import read_json
 from strata.runs.config import RunConfig
 
 NET = """
@@ -50,10 +51,22 @@ def test_json_and_a_command_that_is_the_same_run(here: Path, capsys: pytest.Capt
 
 
 def test_a_pilot_says_how_accurate_each_way_is(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    asked = ["--model", "fit_net:net", "--budget", "560KiB", "--devices", "20", "--per-round", "2", "--data", "digits"]
+    asked = ["--model", "fit_net:net", "--budget", "560KiB", "--devices", "100", "--per-round", "1", "--data", "digits"]
     assert main(["fit", *asked, *SPEED, "--pilot", "1", "--json"]) == 0
     ways = json.loads(capsys.readouterr().out)["ways"]
     assert all((way["accuracy"] is not None) == way["fits"] for way in ways)
+
+
+def test_a_run_by_auto_is_recorded_and_resumed(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    asked = ["--model", "fit_net:net", "--method", "auto", "--budget", "410KiB", "--devices", "100", "--per-round", "1"]
+    assert main(["run", *asked, "--rounds", "1", "--workers", "0", "--out", "run", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["rounds"] == 1
+    config = read_json(here / "run" / "config.json")
+    assert config["request"]["method"] == "auto"
+    chosen = config["settings"]["method"]
+    assert chosen["name"] in ("fedavg", "small") and chosen["executions"][0]["micro_batch"] in (4, 8)
+    assert main(["run", "--resume", "run", "--method", "auto"]) == 0
+    assert main(["run", *asked, "--lean", "--budget", "410KiB", "--constraint", "0.5", "--out", "other"]) == 2
 
 
 @pytest.mark.parametrize(

@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
-
 import pytest
 import torch
 
-from strata.cli import main
 from strata.core.errors import BadInput, Infeasible
-from strata.core.files import read_json
 from strata.execution import Execution, memory
 from strata.methods import FedAvg, Small
 from strata.methods.choice import method_named
@@ -50,15 +45,3 @@ def test_refusals_name_the_ways_that_fit() -> None:
     )
     with pytest.raises(Infeasible, match="nothing else fits either"):
         method_named("small", graph, budgets=["100B"], execution=STEP)
-
-
-def test_a_run_by_auto_is_recorded_and_resumed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    asked = ["--data", "digits", "--method", "auto", "--budget", "2MiB", "--devices", "50", "--per-round", "1"]
-    out = str(tmp_path / "run")
-    assert main(["run", *asked, "--rounds", "1", "--workers", "0", "--out", out, "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["rounds"] == 1
-    config = read_json(tmp_path / "run" / "config.json")
-    assert config["request"]["method"] == "auto"
-    assert config["settings"]["method"]["name"] == "small"
-    assert config["settings"]["method"]["executions"][0]["micro_batch"] == 4
-    assert main(["run", "--resume", out, "--method", "auto"]) == 0
