@@ -39,6 +39,9 @@ class Execution:
     )
     momentum: float = setting(0.9, "SGD momentum", metavar="X", least=0, below=1)
     weight_decay: float = setting(1e-5, "SGD weight decay", metavar="X", least=0)
+    clip: float | None = setting(
+        None, "scale the gradients of a step down to this L2 norm", metavar="X", above=0, since=2
+    )
     # adds mu/2 |w - w_received|^2 to the loss, so the weights are kept as they came
     proximal: float = setting(0.0, "FedProx's mu", metavar="MU", least=0)
     norm_statistics: str = setting(

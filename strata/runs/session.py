@@ -330,7 +330,11 @@ def flops_of_tasks(
         total = 0
         for phase in task.phases:
             levels = phase.levels or (phase.cut,)
-            total += sum(of_cut(cut, phase.execution) for cut in levels) // len(levels)
+            counts = [of_cut(cut, phase.execution) for cut in levels]
+            if phase.distilled:  # the largest in every mini-batch; a smaller one where it is drawn
+                total += counts[-1] + sum(counts[:-1]) // len(levels)
+            else:
+                total += sum(counts) // len(levels)
         return total
 
     return of_task
