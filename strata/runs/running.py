@@ -80,12 +80,14 @@ def run(
     adjusted: Callable[[Method, int], Method] | None = None,
     pretrained: bool = False,
     server: ServerOptimizer | None = None,
+    lean: bool = False,
     **options: Any,
 ) -> Result:
     """Trains `model` over the fleet by `method` into the folder `out`.
 
     method: such as strata.SLT(plan), or a name or class with a `constraint` (0.25) or `budget` ("24 MiB"; several:
         levels).
+    lean: each step in the cheapest way that fits the budget; training says the rest.
     reserve: "scratch": what libraries take beside a step, measured here, has to fit the budget too.
     out: the run's folder. rounds: how many (the plan's, else 500).
     partition: a name as on the command line, or sample indices per device. devices: of the fleet (100).
@@ -125,7 +127,10 @@ def run(
             seed=options.get("seed", 0),
             model_name=type(model).__name__,
             reserve=reserve,
+            lean=lean,
         )
+    elif lean:
+        raise BadInput("the method already knows how its steps are executed: give lean with a method's name only")
     elif constraint is not None or budget is not None or reserve is not None:
         raise BadInput("the method already knows what devices can hold: give a constraint or budget with a name only")
     settings = RunOptions.of(**_known(options), rounds=_rounds(method, rounds), devices=_devices(partition, devices))
@@ -301,7 +306,7 @@ def round_settings(
         together=None if alone else together,
         robust=options.robust,
         privacy=options.private,
-        recomputed_flops=lambda cut: workspace.recomputed_flops(cut, training),
+        recomputed_flops=lambda cut, own: workspace.recomputed_flops(cut, own or training),
         adjusted=prepared.adjusted,
         largest_loss=prepared.data.objective.largest_loss,
         norms=_norms(prepared, training),
