@@ -62,7 +62,7 @@ def _peak(
     used = {op.state_name for op in ops}  # a parameter that takes no part has neither gradient nor momentum
     trained = [_bytes(graph, cut, [name]) for name in cut.trained if name in used]
     try:
-        found = peak(ops, weights, trained, execution, placement, accumulated)
+        found = peak(ops, weights, trained, execution, placement, accumulated, graph.inputs)
     except NoRule:
         return _traced(graph, cut, execution, weights, sum(trained))
     return Memory(found.total, found.weights, found.gradients, found.activations, "peak")
@@ -74,7 +74,7 @@ def _traced(graph: ChannelGraph, cut: Cut, execution: Execution, weights: int, t
     module = graph.submodel(cut)
     forward = forward_in_segments(graph, cut, module, execution)
     total = kept + trace(module, graph.inputs, execution, graph.classes, forward)
-    gradients = trained * (1 + execution.slots)
+    gradients = trained + execution.slot_bytes(trained)
     return Memory(total, weights, gradients, total - weights - gradients, "peak")
 
 

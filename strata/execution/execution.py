@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from strata.core.errors import BadInput
 from strata.core.settings import check, setting, settings_of
 
+PRECISIONS = ("float32", "bfloat16")
+
 
 def parse_segments(text: str) -> int | str:
     """For the command line: "auto" or a number; what else there is, Execution says."""
@@ -20,7 +22,8 @@ class Execution:
     batch_size: int = setting(32, "samples in a mini-batch", metavar="N", flag="batch", least=1, whole=True)
     micro_batch: int | None = setting(
         None,
-        "samples of a batch at a time, gradients accumulated over it; batch norm sees only them",
+        "samples of a batch at a time, gradients accumulated over it; batch norm sees only them, the others wait as "
+        "they are stored",
         metavar="N",
         least=1,
         whole=True,
@@ -32,7 +35,15 @@ class Execution:
         parse=parse_segments,
         since=2,
     )
+    release_gradients: bool = setting(
+        False,
+        "take a parameter's step as soon as its gradient is made, which then goes (same bits; not with micro-batches)",
+        since=2,
+    )
     momentum: float = setting(0.9, "SGD momentum", metavar="X", least=0, below=1)
+    momentum_dtype: str = setting(
+        "float32", "what momentum is kept in; bfloat16 rounds it, in half the bytes", choices=PRECISIONS, since=2
+    )
     weight_decay: float = setting(1e-5, "SGD weight decay", metavar="X", least=0)
     # adds mu/2 |w - w_received|^2 to the loss, so the weights are kept as they came
     proximal: float = setting(0.0, "FedProx's mu", metavar="MU", least=0)
@@ -47,6 +58,13 @@ class Execution:
         number = isinstance(segments, int) and not isinstance(segments, bool) and segments >= 2
         if segments is not None and segments != "auto" and not number:
             raise BadInput(f"activation checkpointing takes auto or a number of segments from 2, not {segments!r}")
+        if self.release_gradients and self.in_parts:
+            raise BadInput(
+                f"gradients are summed over the parts of {self.micro_batch} of a batch of {self.batch_size}, so they "
+                "cannot be released as they are made: leave out either release_gradients or micro_batch"
+            )
+        if self.momentum_dtype != "float32" and not self.momentum:
+            raise BadInput(f"without momentum none is kept in {self.momentum_dtype}: leave momentum_dtype out")
 
     @property
     def alone(self) -> Execution:
@@ -59,17 +77,42 @@ class Execution:
         return self.micro_batch or self.batch_size
 
     @property
+    def is_lean(self) -> bool:
+        """Whether steps are taken otherwise than plainly, to keep less: such devices are simulated one by one."""
+        return (
+            self.micro_batch is not None
+            or self.activation_checkpointing is not None
+            or self.release_gradients
+            or self.momentum_dtype != "float32"
+        )
+
+    @property
+    def in_parts(self) -> bool:
+        return self.at_once < self.batch_size
+
+    @property
     def parts(self) -> tuple[int, ...]:
         """The samples of each pass in turn: gradients are summed over them."""
         whole, rest = divmod(self.batch_size, self.at_once)
         return (self.at_once,) * whole + ((rest,) if rest else ())
 
     @property
+    def waits_as_stored(self) -> bool:
+        """Whether samples of later parts wait as the data holds them (8-bit images), not as the network takes them."""
+        return True
+
+    @property
     def slots(self) -> int:
         """Tensors that the optimizer keeps from step to step for each parameter, of its size."""
         return 1 if self.momentum else 0
 
+    def slot_bytes(self, parameters: int) -> int:
+        """What they take, for so many bytes of parameters."""
+        return self.slots * parameters // (1 if self.momentum_dtype == "float32" else 2)
+
     @property
     def copies_gradients(self) -> bool:
-        """Whether the optimizer's step needs a copy of each gradient in turn: weight decay and the proximal term do."""
-        return self.weight_decay > 0 or self.proximal > 0
+        """Whether the optimizer's step needs a copy of each gradient, or something of its size, in turn: weight decay
+        (but in the fused step that releases gradients), the proximal term and momentum of another precision do."""
+        decays = self.weight_decay > 0 and not self.release_gradients
+        return decays or self.proximal > 0 or self.momentum_dtype != "float32"

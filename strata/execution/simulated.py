@@ -19,6 +19,7 @@ from strata.execution.execution import Execution
 from strata.execution.learned import learned
 from strata.execution.segments import Boundary, Placement, boundaries
 from strata.graph import Ref, SizedOp
+from strata.graph.inputs import Input, InputSpec
 from strata.ops.bytes import NoRule, alias, itemsize, simulate
 from strata.ops.tape import Gradients, Segment, Simulation, Value
 
@@ -42,30 +43,41 @@ def peak(
     execution: Execution,
     placement: Placement | None = None,
     accumulated: bool = False,
+    inputs: InputSpec | None = None,
 ) -> Peak:
     """Of one pass over the SizedOps of a cut, which are those of a batch or a part of it.
 
     `state_bytes` are those of all weights and buffers, `trained_sizes` the bytes of each trained parameter;
-    `accumulated`: their gradients are there, from earlier parts. Raises NoRule for an operator that has no rule and
-    cannot be learned.
+    `accumulated`: their gradients are there, from earlier parts. `inputs` say how the data holds samples that wait for
+    their part. Raises NoRule for an operator that has no rule and cannot be learned.
     """
     trained = sum(trained_sizes)
-    momenta = execution.slots * trained
-    standing = state_bytes + momenta + execution.batch_size * _sample_bytes(ops)
+    momenta = execution.slot_bytes(trained)
+    standing = state_bytes + momenta + _batch_bytes(ops, execution, inputs)
+    scalars = SCALARS if execution.momentum else 0
     sim = Simulation(standing, gradients=trained if accumulated else 0)
+    if execution.release_gradients:
+        sim.step = lambda size: scalars + (size if execution.copies_gradients else 0)
     logits = Pass(sim, ops).run(placement)
     sim.run_backward(_loss(sim, logits))
-    # The optimizer goes through the parameters one by one.
-    largest = max(trained_sizes, default=0) if execution.copies_gradients else 0
-    sim.passing(largest + (SCALARS if execution.momentum else 0))
+    if not execution.release_gradients:  # the optimizer goes through the parameters one by one
+        largest = max(trained_sizes, default=0) if execution.copies_gradients else 0
+        sim.passing(largest + scalars)
     gradients = momenta + sim.gradients_at_peak
     return Peak(sim.peak, state_bytes, gradients, sim.peak - state_bytes - gradients)
 
 
-def _sample_bytes(ops: Sequence[SizedOp]) -> int:
-    """What the network is given for one sample, and a label for each of its rows of scores."""
-    inputs = [op for op in ops if op.kind == "input"]
-    return prod(ops[-1].shape[1:-1]) * LABEL_BYTES + sum(prod(op.shape[1:]) * itemsize(op) for op in inputs)
+def _batch_bytes(ops: Sequence[SizedOp], execution: Execution, inputs: InputSpec | None) -> int:
+    """A label for each row of scores, and the samples: as the network takes them, or in parts as the data holds them
+    and those of this pass as the network takes them."""
+    given = [op for op in ops if op.kind == "input"]
+    labels = prod(ops[-1].shape[1:-1]) * LABEL_BYTES
+    taken = [prod(op.shape[1:]) * itemsize(op) for op in given]
+    if not execution.in_parts or not execution.waits_as_stored:
+        return execution.batch_size * (labels + sum(taken))
+    spec = inputs or InputSpec(tuple(Input(op.name, op.shape[1:], op.dtype or torch.float32) for op in given))
+    made = [size for size, one in zip(taken, spec.inputs, strict=True) if one.stored != one.dtype]
+    return execution.batch_size * (labels + spec.stored_bytes) + given[0].shape[0] * sum(made)
 
 
 Values = dict[str, Any]  # by the operation's name: a Value, a list of them, or None for a size

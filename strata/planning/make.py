@@ -159,7 +159,7 @@ def _infeasible(price: Pricing, budget: int, request: dict[str, object]) -> Plan
             smallest,
             price.execution.batch_size,
             lambda batch: fits(price.by(replace(price.execution, batch_size=batch, micro_batch=None))),
-            lambda part: fits(price.by(replace(price.execution, micro_batch=part))),
+            lambda part: fits(price.by(replace(price.execution, micro_batch=part, release_gradients=False))),
         ),
     )
 

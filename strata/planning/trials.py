@@ -20,8 +20,8 @@ import torch
 from torch import nn
 
 from strata.core.errors import one_line
-from strata.execution import Execution, backward, forward_in_segments, measure_cut, memory
-from strata.execution.segments import Segmented
+from strata.execution import Execution, forward_in_segments, measure_cut, memory
+from strata.execution.measured import Forward, example_batch, training_step
 from strata.graph import ChannelGraph, Cut
 from strata.models.loading import load_model
 from strata.planning.runtime import data_bytes
@@ -78,17 +78,14 @@ def train_capped(graph: ChannelGraph, cut: Cut, execution: Execution, allowance:
     train(model, graph, execution, forward, steps=2)  # in the second momentum is there
 
 
-def train(model: nn.Module, graph: ChannelGraph, execution: Execution, forward: Segmented | None, steps: int) -> None:
-    trained = [p for p in model.parameters() if p.requires_grad]
-    optimizer = torch.optim.SGD(trained, 0.01, execution.momentum, weight_decay=execution.weight_decay)
+def train(model: nn.Module, graph: ChannelGraph, execution: Execution, forward: Forward | None, steps: int) -> None:
     generator = torch.Generator().manual_seed(0)
-    inputs = graph.inputs.example(execution.batch_size)
+    inputs = example_batch(graph.inputs, execution)
     labels = torch.randint(graph.classes, (execution.batch_size,), generator=generator)
+    _, step = training_step(model, inputs, labels, execution, forward)
     model.train()
     for _ in range(steps):
-        optimizer.zero_grad()
-        backward(model, inputs, labels, execution, forward)
-        optimizer.step()
+        step()
 
 
 def in_fork(work: Callable[[Say], None]) -> dict[str, Any]:

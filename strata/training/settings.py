@@ -14,11 +14,13 @@ from torch.nn import functional
 
 from strata.core.errors import BadInput, one_line
 from strata.core.settings import setting
-from strata.data.augmentation import augment, check_augmentation
+from strata.data.augmentation import augment, check_augmentation, draw
 from strata.data.images import normalise
 from strata.data.objectives import Classification, Objective
 from strata.data.samples import Batch, is_images
 from strata.execution.execution import Execution
+from strata.execution.optimizers import LeanSGD
+from strata.training.waiting import Waiting
 
 Loss = Callable[[Tensor, Tensor], Tensor]  # outputs [b, ...], targets [b, ...] -> mean loss of the batch
 OptimizerFactory = Callable[[list[nn.Parameter], float], torch.optim.Optimizer]  # trained parameters, learning rate
@@ -88,6 +90,8 @@ class LocalTraining(Execution):
         for name in ("mean", "std"):  # lists are welcome, but settings are hashed
             object.__setattr__(self, name, tuple(float(value) for value in getattr(self, name)))
         check_device(self.device)
+        if self.optimizer is not None and self.momentum_dtype != "float32":
+            raise BadInput("momentum_dtype is for Strata's own SGD: leave it out with an optimizer of your own")
         if self.transform is None:
             check_augmentation(self.augmentation)
         if self.transform is not None and self.preparation is None:
@@ -100,6 +104,10 @@ class LocalTraining(Execution):
     @property
     def copies_gradients(self) -> bool:
         return self.optimizer is not None or super().copies_gradients
+
+    @property
+    def waits_as_stored(self) -> bool:
+        return self.transform is None
 
     @property
     def by_objective(self) -> bool:
@@ -121,6 +129,13 @@ class LocalTraining(Execution):
             augment(one, self.augmentation, generator, self.mean, self.std) if is_images(one) else one for one in batch
         )
 
+    def waiting(self, batch: Batch, generator: torch.Generator) -> Waiting:
+        """The same for a mini-batch that is taken in parts. A function of the user's gets it whole, at once."""
+        if self.transform is not None:
+            return Waiting(self.augmented(batch, generator), (None,) * len(batch), self)
+        drawn = tuple(draw(one, self.augmentation, generator) if is_images(one) else None for one in batch)
+        return Waiting(batch, drawn, self)
+
     def prepared(self, batch: Batch) -> Batch:
         """A batch for evaluation."""
         if self.preparation is not None:
@@ -131,6 +146,8 @@ class LocalTraining(Execution):
         """Fresh each round: a device keeps nothing between rounds."""
         if self.optimizer is not None:
             return self.optimizer(parameters, lr)
+        if self.momentum_dtype != "float32":
+            return LeanSGD(parameters, lr, self.momentum, self.weight_decay)
         return torch.optim.SGD(parameters, lr, self.momentum, weight_decay=self.weight_decay, fused=True)
 
 
