@@ -35,6 +35,14 @@ class Execution:
         parse=parse_segments,
         since=2,
     )
+    frozen_chunk: int | None = setting(
+        None,
+        "samples at a time through layers that are frozen; batch norm still sees all of the (micro-)batch",
+        metavar="N",
+        least=1,
+        whole=True,
+        since=2,
+    )
     release_gradients: bool = setting(
         False,
         "take a parameter's step as soon as its gradient is made, which then goes (same bits; not with micro-batches)",
@@ -82,6 +90,7 @@ class Execution:
         return (
             self.micro_batch is not None
             or self.activation_checkpointing is not None
+            or self.frozen_chunk is not None
             or self.release_gradients
             or self.momentum_dtype != "float32"
         )

@@ -9,12 +9,13 @@ What operators do is in ops/bytes, the order of allocations in ops/tape.py; meas
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
 
 import torch
 
+from strata.execution.chunks import is_barrier, stretches
 from strata.execution.execution import Execution
 from strata.execution.learned import learned
 from strata.execution.segments import Boundary, Placement, boundaries
@@ -89,6 +90,7 @@ class Pass:
     def __init__(self, sim: Simulation, ops: Sequence[SizedOp]) -> None:
         self.sim = sim
         self.calls = [op for op in ops if op.kind == "op" or op.kind == "cut"]
+        self.samples = next((op.shape[0] for op in ops if op.kind == "input"), 1)
         (self.output,) = (op.inputs[0] for op in ops if op.kind == "output")
         self.dtypes = {op.name: op.dtype for op in ops if op.dtype is not None}
         self.weights = {op.name for op in ops if op.kind == "parameter" or op.kind == "buffer"}
@@ -98,13 +100,18 @@ class Pass:
     def run(self, placement: Placement | None = None) -> Value:
         """To the network's result."""
         values = dict(self.standing)
-        if placement is None or not placement.cuts:
+        if placement is None or placement.is_plain:
             self._run_all(self.calls, values, {self.output})
         else:
             parts = placement.parts(self.calls)
             named = [[(op.name, [x for x in op.inputs if x not in self.weights]) for op in part] for part, _ in parts]
-            for (part, draws), boundary in zip(parts, boundaries(named, self.output), strict=True):
-                if draws is None:
+            for number, ((part, draws), boundary) in enumerate(zip(parts, boundaries(named, self.output), strict=True)):
+                if number == 0 and placement.chunked and self.samples > (placement.chunk or 0):
+                    self._run_chunks(part, values, boundary, placement.chunk or 0)
+                elif draws is None and placement.chunked:
+                    self._run_all(part, values, boundary.outputs, boundary.gone)
+                    continue
+                elif draws is None:
                     self._run_all(part, values, boundary.outputs)
                 else:
                     self._run_segment(part, values, boundary, draws)
@@ -125,11 +132,37 @@ class Pass:
             dtypes = {id(values[name]): self.dtypes[name] for name in op.inputs if name in self.dtypes}
             return learned(self.sim, op, (arguments, keywords), dtypes)
 
-    def _run_all(self, part: Sequence[SizedOp], values: Values, outputs: Collection[str]) -> None:
-        for op, gone in zip(part, _last_uses(part, outputs), strict=True):
+    def _run_all(
+        self, part: Sequence[SizedOp], values: Values, outputs: Collection[str], given: Collection[str] = ()
+    ) -> None:
+        """`given`: inputs that go with their last use too."""
+        for op, gone in zip(part, _last_uses(part, outputs, given), strict=True):
             values[op.name] = self.apply(op, values)
             for name in gone:
                 self._drop(values.pop(name))
+
+    def _run_chunks(self, part: Sequence[SizedOp], values: Values, boundary: Boundary, size: int) -> None:
+        """As chunks.ChunkedSegment does it: stretch by stretch, in each of them chunk by chunk."""
+        sim = self.sim
+        sizes = [min(size, self.samples - start) for start in range(0, self.samples, size)]
+        chunks = [{**values, **{name: _share(values[name], n) for name in boundary.inputs}} for n in sizes]
+        gone = _last_uses(part, ())  # what the trained part takes is a share of the whole, which stays
+        whole: Values = {}
+        for stretch in stretches([is_barrier(op.target, op.args) for op in part]):
+            for n, own in zip(sizes, chunks, strict=True):
+                for index in stretch:
+                    op = _resized(part[index], n)
+                    made = self.apply(op, own)
+                    if op.name in boundary.outputs and made is not None:
+                        if op.name not in whole:
+                            whole[op.name] = sim.new((self.samples, *made.shape[1:]), made.itemsize)
+                        share = sim.view(whole[op.name], made.shape, None)
+                        self._drop(made)
+                        made = share
+                    own[op.name] = made
+                    for name in gone[index]:
+                        self._drop(own.pop(name))
+        values |= {name: whole.get(name) for name in boundary.outputs}
 
     def _run_segment(self, part: Sequence[SizedOp], values: Values, boundary: Boundary, draws: bool) -> None:
         sim = self.sim
@@ -177,6 +210,19 @@ def _standing(sim: Simulation, op: SizedOp) -> Value:
     return value
 
 
+def _share(value: Any, samples: int) -> Any:
+    """Of what is there all the time: so many samples of it."""
+    return Value(value.storage, (samples, *value.shape[1:]), value.itemsize) if isinstance(value, Value) else value
+
+
+def _resized(op: SizedOp, samples: int) -> SizedOp:
+    if op.shape is None:
+        return op
+    several = op.shape if isinstance(op.shape, list) else [op.shape]
+    shapes = [(samples, *shape[1:]) for shape in several]
+    return replace(op, shape=shapes if isinstance(op.shape, list) else shapes[0])
+
+
 def each(one: Any) -> list[Value]:
     several = one if isinstance(one, list) else [one]
     return [value for value in several if value is not None]
@@ -189,9 +235,10 @@ def _again(sim: Simulation, one: Any) -> Any:
     return None if one is None else alias(sim, one)
 
 
-def _last_uses(part: Sequence[SizedOp], outputs: Collection[str]) -> list[list[str]]:
-    """Per operation, what goes after it: results used for the last time, or never. `outputs` stay."""
-    last = {op.name: index for index, op in enumerate(part)}
+def _last_uses(part: Sequence[SizedOp], outputs: Collection[str], given: Collection[str] = ()) -> list[list[str]]:
+    """Per operation, what goes after it: results used for the last time, or never, and what is `given`. `outputs`
+    stay."""
+    last = dict.fromkeys(given, 0) | {op.name: index for index, op in enumerate(part)}
     for index, op in enumerate(part):
         for name in op.inputs:
             if name in last:

@@ -37,7 +37,7 @@ class Workspace:
         self.graph = graph
         self._structures: OrderedDict[str, str] = OrderedDict()
         self._submodels: OrderedDict[tuple[str, str], BuiltSubmodel] = OrderedDict()
-        self._placements: dict[tuple[str, int | str, int], Placement] = {}
+        self._placements: dict[tuple[str, int | str | None, int, int | None], Placement] = {}
         self._networks: OrderedDict[tuple[str, int, str, bool], Grouped | None] = OrderedDict()
         self._measured: dict[Hashable, int] = {}
 
@@ -64,10 +64,11 @@ class Workspace:
         return len(kept) > SUBMODELS_KEPT or (len(kept) > 2 and sum(one.bytes for one in kept) > SUBMODEL_BYTES_KEPT)
 
     def forward(self, cut: Cut, settings: LocalTraining) -> Forward:
-        """How a device runs the cut's submodel in training: as a whole, or in segments that are computed anew."""
+        """How a device runs the cut's submodel in training: as a whole, in segments that are computed anew, or with
+        frozen layers in chunks."""
         built = self.submodel(cut, settings.device)
         placement = self.placement(cut, settings)
-        if placement is None or not placement.cuts:
+        if placement is None or placement.is_plain:
             return built.module
         if placement not in built.segmented:
             built.segmented[placement] = Segmented(built.module.train_graph, placement)  # type: ignore[arg-type]
@@ -81,11 +82,12 @@ class Workspace:
         return forward
 
     def placement(self, cut: Cut, settings: LocalTraining) -> Placement | None:
-        """Where activation checkpointing cuts the forward pass; None: the settings want none of it."""
-        segments = settings.activation_checkpointing
-        if segments is None:
+        """Where activation checkpointing cuts the forward pass, and what of it runs in chunks; None: the settings want
+        neither."""
+        segments, chunk = settings.activation_checkpointing, settings.frozen_chunk
+        if segments is None and chunk is None:
             return None
-        key = (self.structure(cut), segments, settings.at_once)
+        key = (self.structure(cut), segments, settings.at_once, chunk)
         if key not in self._placements:
             self._placements[key] = place(self.graph, cut, *key[1:])
         return self._placements[key]

@@ -18,6 +18,9 @@ torch.set_num_threads(1)
 WAYS = {
     "micro-batches": Execution(10, 4),
     "micro-batches, recomputed": Execution(10, 4, "auto"),
+    "frozen layers in chunks": Execution(12, frozen_chunk=3),
+    "frozen layers in chunks, recomputed": Execution(12, None, "auto", frozen_chunk=5),
+    "frozen layers in chunks, micro-batches": Execution(12, 8, frozen_chunk=2),
     "released": Execution(4, release_gradients=True),
     "released, recomputed": Execution(4, activation_checkpointing="auto", release_gradients=True),
     "momentum in bfloat16": Execution(2, momentum_dtype="bfloat16"),
@@ -40,7 +43,11 @@ def assert_bytes(graph: ChannelGraph, cut: Cut, execution: Execution, what: str)
     assert predicted.total == predicted.weights + predicted.gradients + predicted.activations
 
 
-NETWORKS = {"vgg": tuple(WAYS), "mobilenet": ("micro-batches", "released"), "hf_vit": ("released",)}
+NETWORKS = {
+    "vgg": tuple(WAYS),
+    "mobilenet": ("micro-batches", "frozen layers in chunks"),
+    "hf_vit": ("released", "frozen layers in chunks"),
+}
 
 
 @pytest.mark.parametrize("name", NETWORKS)

@@ -161,3 +161,48 @@ def test_devices_are_on_their_own(more: dict[str, object]) -> None:
     tasks = Small(graph, (0.5,)).assign(0, [0, 1])
     assert cohorts(workspace_of(graph), tasks, [8] * 2, PLAIN) == [[0, 1]]
     assert cohorts(workspace_of(graph), tasks, [8] * 2, replace(PLAIN, **more)) == [[0], [1]]  # type: ignore[arg-type]
+
+
+# --- frozen layers in chunks ------------------------------------------------------------------------------------------
+
+
+class Normed(nn.Module):
+    """The batch is normalised at once; a residual connection, an in-place activation and a view on the way."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.before = nn.BatchNorm2d(3)
+        self.layers = nn.ModuleList(nn.Conv2d(3 if i == 0 else 8, 8, 3, padding=1) for i in range(4))
+        self.norms = nn.ModuleList(nn.BatchNorm2d(8) for _ in range(4))
+        self.head = nn.Linear(8 * 6 * 6, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.before(x)
+        for index, (layer, norm) in enumerate(zip(self.layers, self.norms, strict=True)):
+            y = nn.functional.relu(norm(layer(x)), inplace=True)
+            x = y if index == 0 else x + y
+        return self.head(x.view(x.size(0), -1))
+
+
+@pytest.mark.parametrize("precision", [torch.float64, torch.float32], ids=str)
+@pytest.mark.parametrize("more", [{}, {"activation_checkpointing": "auto"}, {"micro_batch": 6}], ids=str)
+def test_chunks_of_the_frozen_part_give_the_same_update(precision: torch.dtype, more: dict[str, object]) -> None:
+    torch.manual_seed(0)
+    model = Normed().to(precision)
+    graph = ChannelGraph(model, (3, 6, 6))
+    workspace = workspace_of(graph)
+    x, y = torch.randn(11, 3, 6, 6, dtype=precision), torch.randint(5, (11,))
+    for cut in (graph.slt(2, 3, 0.5), graph.slt(graph.depth, graph.depth, 1.0)):
+        found = []
+        for chunk in (None, 4):
+            small = workspace.submodel(cut)
+            small.load(cut.extract(model.state_dict()))
+            settings = replace(LocalTraining(batch_size=11, frozen_chunk=chunk), **more)  # type: ignore[arg-type]
+            trainer = Trainer(workspace, Phase(cut), settings, lr=0.1)
+            assert chunk is None or workspace.placement(cut, settings).chunked  # type: ignore[union-attr]
+            losses = [trainer.step((x,), y) for _ in range(3)]
+            found.append((losses, {name: tensor.detach().clone() for name, tensor in small.state.items()}))
+        close = 1e-12 if precision == torch.float64 else 2e-5
+        assert found[0][0] == pytest.approx(found[1][0], rel=close)
+        for name, tensor in found[0][1].items():  # running statistics and counts of batches as well
+            torch.testing.assert_close(found[1][1][name], tensor, rtol=close, atol=close)
