@@ -8,6 +8,9 @@ from strata.core.errors import BadInput
 from strata.core.settings import check, setting, settings_of
 
 PRECISIONS = ("float32", "bfloat16")
+# batch: of each (micro-)batch its own. frozen: frozen layers have those of the time when they were frozen. fixed: all
+# layers have fixed ones, and a batch in parts gives the gradients of the whole
+NORM_STATISTICS = ("batch", "frozen", "fixed")
 
 
 def parse_segments(text: str) -> int | str:
@@ -55,6 +58,13 @@ class Execution:
     weight_decay: float = setting(1e-5, "SGD weight decay", metavar="X", least=0)
     # adds mu/2 |w - w_received|^2 to the loss, so the weights are kept as they came
     proximal: float = setting(0.0, "FedProx's mu", metavar="MU", least=0)
+    norm_statistics: str = setting(
+        "batch",
+        "of batch norms in training: each (micro-)batch's own, fixed ones in frozen layers, or fixed ones in all from "
+        "--fixed-after on",
+        choices=NORM_STATISTICS,
+        since=2,
+    )
 
     def __post_init__(self) -> None:
         check(self)
@@ -120,8 +130,8 @@ class Execution:
         return self.slots * parameters // (1 if self.momentum_dtype == "float32" else 2)
 
     @property
-    def copies_gradients(self) -> bool:
-        """Whether the optimizer's step needs a copy of each gradient, or something of its size, in turn: weight decay
-        (but in the fused step that releases gradients), the proximal term and momentum of another precision do."""
+    def step_copies(self) -> int:
+        """Tensors of a parameter's size that the optimizer's step makes for each in turn: weight decay (but for the
+        fused step that releases gradients), the proximal term and momentum of another precision need one."""
         decays = self.weight_decay > 0 and not self.release_gradients
-        return decays or self.proximal > 0 or self.momentum_dtype != "float32"
+        return 1 if decays or self.proximal > 0 or self.momentum_dtype != "float32" else 0

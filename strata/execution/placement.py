@@ -15,19 +15,23 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from torch import nn
+from torch import fx, nn
 
 from strata.execution.chunks import may_be_chunked
 from strata.execution.compute import forward_by_operation
+from strata.execution.norm_statistics import fixed_norms
 from strata.execution.segments import Placement, Segmented, writes
 from strata.execution.simulated import Pass, Values, each
 from strata.graph import Ref
+from strata.graph.batch_norms import with_fixed_statistics
+from strata.graph.submodel import compiled
 from strata.ops.bytes import NoRule, itemsize
 from strata.ops.channels import family
 from strata.ops.tape import Gradients, Simulation
 
 if TYPE_CHECKING:
     from strata.execution.execution import Execution
+    from strata.execution.measured import Forward
     from strata.graph import ChannelGraph, Cut, SizedOp
 
 ENOUGH = 1.01
@@ -43,10 +47,19 @@ def placement_for(graph: ChannelGraph, cut: Cut, execution: Execution) -> Placem
     return None if found.is_plain else found
 
 
-def forward_in_segments(graph: ChannelGraph, cut: Cut, module: nn.Module, execution: Execution) -> Segmented | None:
-    """How the cut's submodel runs in training; None: as a whole."""
-    placement = placement_for(graph, cut, execution)
-    return None if placement is None else Segmented(module.train_graph, placement)  # type: ignore[arg-type]
+def training_forward(graph: ChannelGraph, cut: Cut, module: nn.Module, execution: Execution) -> Forward | None:
+    """How the cut's submodel runs in training; None: by its own forward."""
+    return forward_of(module, placement_for(graph, cut, execution), fixed_norms(graph, cut, execution))
+
+
+def forward_of(module: nn.Module, placement: Placement | None, fixed: frozenset[str]) -> Forward | None:
+    """The same where it is known what is recomputed and whose statistics are fixed."""
+    training: fx.Graph = module.train_graph  # type: ignore[assignment]
+    if fixed:
+        training = with_fixed_statistics(training, fixed)
+    if placement is not None:
+        return Segmented(training, placement)
+    return compiled(training, "train") if fixed else None
 
 
 def place(graph: ChannelGraph, cut: Cut, segments: int | str | None, batch: int, chunk: int | None = None) -> Placement:

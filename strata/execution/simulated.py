@@ -58,12 +58,11 @@ def peak(
     scalars = SCALARS if execution.momentum else 0
     sim = Simulation(standing, gradients=trained if accumulated else 0)
     if execution.release_gradients:
-        sim.step = lambda size: scalars + (size if execution.copies_gradients else 0)
+        sim.step = lambda size: scalars + execution.step_copies * size
     logits = Pass(sim, ops).run(placement)
     sim.run_backward(_loss(sim, logits))
     if not execution.release_gradients:  # the optimizer goes through the parameters one by one
-        largest = max(trained_sizes, default=0) if execution.copies_gradients else 0
-        sim.passing(largest + scalars)
+        sim.passing(execution.step_copies * max(trained_sizes, default=0) + scalars)
     gradients = momenta + sim.gradients_at_peak
     return Peak(sim.peak, state_bytes, gradients, sim.peak - state_bytes - gradients)
 

@@ -20,8 +20,9 @@ import torch
 from torch import nn
 
 from strata.core.errors import one_line
-from strata.execution import Execution, forward_in_segments, measure_cut, memory
+from strata.execution import Execution, measure_cut, memory, training_forward
 from strata.execution.measured import Forward, example_batch, training_step
+from strata.execution.scratch import remember_scratch
 from strata.graph import ChannelGraph, Cut
 from strata.models.loading import load_model
 from strata.planning.runtime import data_bytes
@@ -55,6 +56,7 @@ def serve() -> None:
 
 def measure(graph: ChannelGraph, cut: Cut, execution: Execution, say: Say) -> None:
     found = measure_cut(graph, cut, execution)
+    remember_scratch(graph, cut, execution, found.scratch)
     say({"measured_bytes": found.peak, "scratch_bytes": found.scratch})
 
 
@@ -65,7 +67,7 @@ def train_capped(graph: ChannelGraph, cut: Cut, execution: Execution, allowance:
     model's. Its tensors have gone back to the kernel when the baseline is read.
     """
     model = graph.submodel(cut)
-    forward = forward_in_segments(graph, cut, model, execution)
+    forward = training_forward(graph, cut, model, execution)
     train(model, graph, execution, forward, steps=1)
     model.zero_grad()
     gc.collect()
