@@ -51,6 +51,12 @@ class Execution:
         "take a parameter's step as soon as its gradient is made, which then goes (same bits; not with micro-batches)",
         since=2,
     )
+    frozen_weights: str = setting(
+        "memory",
+        "where weights of frozen layers are: mapped leaves them in a file, whose pages need not stay in memory",
+        choices=("memory", "mapped"),
+        since=2,
+    )
     momentum: float = setting(0.9, "SGD momentum", metavar="X", least=0, below=1)
     momentum_dtype: str = setting(
         "float32", "what momentum is kept in; bfloat16 rounds it, in half the bytes", choices=PRECISIONS, since=2
@@ -102,8 +108,13 @@ class Execution:
             or self.activation_checkpointing is not None
             or self.frozen_chunk is not None
             or self.release_gradients
+            or self.maps
             or self.momentum_dtype != "float32"
         )
+
+    @property
+    def maps(self) -> bool:
+        return self.frozen_weights == "mapped"
 
     @property
     def in_parts(self) -> bool:

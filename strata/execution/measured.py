@@ -27,6 +27,7 @@ from torch.autograd.profiler import profile
 from torch.nn import functional
 
 from strata.execution.execution import Execution
+from strata.execution.mapped import is_mapped
 from strata.execution.optimizers import LeanSGD, Released
 from strata.graph.inputs import InputsLike, InputSpec, float_dtype
 
@@ -156,7 +157,8 @@ def measure_step(step: Callable[[], object], standing: Iterable[Tensor]) -> Meas
 
 def standing_tensors(module: nn.Module, optimizer: torch.optim.Optimizer | Released, *batch: Tensor) -> list[Tensor]:
     state = [value for entry in optimizer.state.values() for value in entry.values() if isinstance(value, Tensor)]
-    return [*module.parameters(), *module.buffers(), *state, *batch]
+    weights = [parameter for parameter in module.parameters() if not is_mapped(parameter)]
+    return [*weights, *module.buffers(), *state, *batch]
 
 
 def live_bytes(tensors: Iterable[Tensor]) -> int:

@@ -21,6 +21,8 @@ from torch import nn
 
 from strata.core.errors import one_line
 from strata.execution import Execution, measure_cut, memory, training_forward
+from strata.execution.accountings import built
+from strata.execution.mapped import is_mapped
 from strata.execution.measured import Forward, example_batch, training_step
 from strata.execution.scratch import remember_scratch
 from strata.graph import ChannelGraph, Cut
@@ -66,13 +68,13 @@ def train_capped(graph: ChannelGraph, cut: Cut, execution: Execution, allowance:
     A step without the limit goes before: what torch and oneDNN load and compile once is the runtime's, not the
     model's. Its tensors have gone back to the kernel when the baseline is read.
     """
-    model = graph.submodel(cut)
+    model = built(graph, cut, execution)
     forward = training_forward(graph, cut, model, execution)
     train(model, graph, execution, forward, steps=1)
     model.zero_grad()
     gc.collect()
     ctypes.CDLL(None).malloc_trim(0)
-    tensors = [*model.parameters(), *model.buffers()]
+    tensors = [one for one in (*model.parameters(), *model.buffers()) if not is_mapped(one)]
     baseline = data_bytes() - sum(tensor.numel() * tensor.element_size() for tensor in tensors)
     cap = baseline + allowance
     say({"baseline_bytes": baseline, "cap_bytes": cap})

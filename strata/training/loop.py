@@ -106,7 +106,7 @@ def _train_phase(
 ) -> float:
     """The sum of its samples' losses; new values go into `tensors`. `here`: the phase's cut among these, None: all."""
     received = tensors if here is None else here.extract(tensors)
-    workspace.submodel(phase.cut, settings.device).load(received)
+    workspace.submodel(phase.cut, settings.device, settings.maps).load(received)
     trainer = Trainer(workspace, phase, settings, lr)
     total = 0.0
     with seeded(settings.device, next(draws.dropout)), own_convolutions(settings.kernels):

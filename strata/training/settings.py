@@ -19,6 +19,7 @@ from strata.data.images import normalise
 from strata.data.objectives import Classification, Objective
 from strata.data.samples import Batch, is_images
 from strata.execution.execution import Execution
+from strata.execution.mapped import check_mapping
 from strata.execution.measured import growth
 from strata.execution.optimizers import LeanSGD
 from strata.training.waiting import Waiting
@@ -97,6 +98,10 @@ class LocalTraining(Execution):
         check_device(self.device)
         if self.optimizer is not None and self.momentum_dtype != "float32":
             raise BadInput("momentum_dtype is for Strata's own SGD: leave it out with an optimizer of your own")
+        if self.maps:
+            check_mapping()
+            if self.device != "cpu":
+                raise BadInput(f"frozen weights can be mapped for the cpu only, not for {self.device}: leave them out")
         if self.transform is None:
             check_augmentation(self.augmentation)
         if self.transform is not None and self.preparation is None:

@@ -31,7 +31,8 @@ class Trainer:
     def __init__(self, workspace: Workspace, phase: Phase, settings: LocalTraining, lr: float) -> None:
         self.settings = settings
         self.names = phase.cut.trained
-        self.outer = workspace.submodel(phase.cut, settings.device)
+        where = (settings.device, settings.maps)
+        self.outer = workspace.submodel(phase.cut, *where)
         self.outer.module.train()
         self.parameters = [self.outer.parameters[name] for name in self.names]
         self.received = {p: p.detach().clone() for p in self.parameters} if settings.proximal else {}
@@ -46,7 +47,7 @@ class Trainer:
         else:
             self.optimizer = settings.new_optimizer(self.parameters, lr)
         self.levels = [
-            None if level == phase.cut else (level.within(phase.cut), workspace.submodel(level, settings.device))
+            None if level == phase.cut else (level.within(phase.cut), workspace.submodel(level, *where))
             for level in phase.levels
         ] or [None]
         for level in self.levels:

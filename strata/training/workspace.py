@@ -37,7 +37,7 @@ class Workspace:
     def __init__(self, graph: ChannelGraph) -> None:
         self.graph = graph
         self._structures: OrderedDict[str, str] = OrderedDict()
-        self._submodels: OrderedDict[tuple[str, str], BuiltSubmodel] = OrderedDict()
+        self._submodels: OrderedDict[tuple[str, str, bool], BuiltSubmodel] = OrderedDict()
         self._placements: dict[tuple[str, int | str | None, int, int | None], Placement] = {}
         self._networks: OrderedDict[tuple[str, int, str, bool], Grouped | None] = OrderedDict()
         self._measured: dict[Hashable, int] = {}
@@ -50,11 +50,12 @@ class Workspace:
                 self._structures.popitem(last=False)
         return self._structures[cut.hash]
 
-    def submodel(self, cut: Cut, device: str = "cpu") -> BuiltSubmodel:
-        """The module for this cut, with whatever weights it had last: `load` comes next."""
-        key = (self.structure(cut), device)
+    def submodel(self, cut: Cut, device: str = "cpu", maps: bool = False) -> BuiltSubmodel:
+        """The module for this cut, with whatever weights it had last: `load` comes next. `maps`: frozen weights are in
+        a mapped file."""
+        key = (self.structure(cut), device, maps)
         if key not in self._submodels:
-            self._submodels[key] = build(self.graph, cut, device)
+            self._submodels[key] = build(self.graph, cut, device, maps)
         self._submodels.move_to_end(key)
         while self._too_many():
             self._submodels.popitem(last=False)
@@ -67,7 +68,7 @@ class Workspace:
     def forward(self, cut: Cut, settings: LocalTraining) -> Forward:
         """How a device runs the cut's submodel in training: as a whole, in segments that are computed anew, or with
         frozen layers in chunks."""
-        built = self.submodel(cut, settings.device)
+        built = self.submodel(cut, settings.device, settings.maps)
         placement = self.placement(cut, settings)
         if placement is not None and placement.is_plain:
             placement = None

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
+
 import pytest
 import torch
 from torch import Tensor, nn
 
 from strata.execution import Execution, measure_cut, memory
 from strata.graph import ChannelGraph, Cut
+from strata.models.loading import load_model
+from strata.planning import plan
+from strata.planning.verify import verify
 from strata.training import LocalTraining
 from strata.training.memory import measured_bytes
 from tests.networks import graph_of
@@ -125,3 +131,52 @@ def test_waiting_samples_take_what_the_data_holds() -> None:
 
 def as_floats(images: Tensor, generator: torch.Generator | None = None) -> Tensor:
     return images.float()
+
+
+# --- frozen weights in a mapped file ----------------------------------------------------------------------------------
+
+NETS = """
+from torch import nn
+
+def heavy():
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 700), *(nn.Linear(700, 700) for _ in range(5)), nn.Linear(700, 10))
+"""
+
+
+@pytest.mark.parametrize("name", ["vgg", "mobilenet"])
+def test_mapped_weights_are_counted_apart(name: str) -> None:
+    graph = graph_of(name)
+    third = graph.depth // 3
+    cut = graph.slt(third, third + 1, 0.4)
+    plain, mapped = (memory(graph, cut, Execution(4, frozen_weights=where)) for where in ("memory", "mapped"))
+    frozen = sum(4 * torch.Size(cut.shapes[one]).numel() for one in graph.parameter_names if one in cut.frozen)
+    assert mapped.mapped == frozen > 0 == plain.mapped
+    assert mapped.total == plain.total - frozen and mapped.weights == plain.weights - frozen
+    assert_bytes(graph, cut, Execution(4, frozen_weights="mapped"), name)
+
+
+def test_mapped_weights_need_not_be_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Under a kernel limit that leaves no room for them."""
+    (tmp_path / "strata_heavy_nets.py").write_text(NETS)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    name = "strata_heavy_nets:heavy"
+    graph = ChannelGraph(load_model(name), (1, 8, 8))
+    step = (graph.depth - 1, graph.depth, 1.0)
+    found = {
+        where: memory(graph, graph.slt(*step), Execution(4, frozen_weights=where)) for where in ("memory", "mapped")
+    }
+    assert found["mapped"].mapped == found["memory"].total - found["mapped"].total > 7 * 2**20
+    whole = plan(graph, budget="1 GB", batch_size=4)
+    lived = {}
+    for where in ("memory", "mapped"):
+        tried = replace(
+            whole,
+            execution=Execution(4, frozen_weights=where),
+            budget_bytes=found["mapped"].total,
+            full_bytes=20 * 2**20,  # a margin of 2 MiB
+            steps=(replace(whole.steps[0], k_frozen=step[0], k_trained=step[1]),),
+        )
+        (trial,) = verify(tried, name, None, hard_cap=True)
+        assert trial.predicted_bytes == found[where].total and trial.difference == pytest.approx(0, abs=0.01)
+        lived[where] = trial.lived
+    assert lived == {"memory": False, "mapped": True}

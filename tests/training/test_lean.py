@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 
 import pytest
@@ -12,13 +13,14 @@ from strata.core.errors import BadInput
 from strata.data import AUGMENTATIONS
 from strata.data.augmentation import augment
 from strata.execution import Execution
+from strata.execution.mapped import MappedWeights, is_mapped
 from strata.execution.optimizers import LeanSGD
 from strata.graph import ChannelGraph
-from strata.methods import FedAvg, FjORD, Phase, Small
+from strata.methods import SLT, FedAvg, FjORD, Phase, Small
 from strata.training import LocalTraining
 from strata.training.cohorts import cohorts
 from strata.training.trainer import Trainer
-from tests.methods.tiny import same_bits, samples, tiny_graph, tiny_state, train
+from tests.methods.tiny import hand_plan, same_bits, samples, tiny_graph, tiny_state, train
 from tests.workspaces import workspace_of
 
 PLAIN = LocalTraining(batch_size=8)
@@ -155,7 +157,16 @@ def test_momentum_that_is_not_there_or_not_ours() -> None:
 # --- whoever simulates ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("more", [{"release_gradients": True}, {"momentum_dtype": "bfloat16"}], ids=str)
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"release_gradients": True},
+        {"momentum_dtype": "bfloat16"},
+        {"frozen_chunk": 2},
+        {"frozen_weights": "mapped"},
+    ],
+    ids=str,
+)
 def test_devices_are_on_their_own(more: dict[str, object]) -> None:
     graph = tiny_graph()
     tasks = Small(graph, (0.5,)).assign(0, [0, 1])
@@ -206,3 +217,44 @@ def test_chunks_of_the_frozen_part_give_the_same_update(precision: torch.dtype, 
         assert found[0][0] == pytest.approx(found[1][0], rel=close)
         for name, tensor in found[0][1].items():  # running statistics and counts of batches as well
             torch.testing.assert_close(found[1][1][name], tensor, rtol=close, atol=close)
+
+
+# --- frozen weights in a mapped file ----------------------------------------------------------------------------------
+
+
+def test_mapped_weights_give_the_same_bits_and_follow_the_server() -> None:
+    graph = tiny_graph()
+    method = SLT(hand_plan(graph, (2, 3, 0.5, 9)))
+    mapped = replace(PLAIN, frozen_weights="mapped")
+    for seed in (0, 1, 1):  # other frozen weights from round to round, and the same
+        (task,) = method.assign(0, [0])
+        state = tiny_state(seed)
+        one, other = (train(method, task, state, settings) for settings in (PLAIN, mapped))
+        assert one.loss == other.loss and same_bits(one.tensors, other.tensors)
+    small = workspace_of(graph).submodel(task.cut, maps=True)
+    assert small.mapped is not None and small.mapped.bytes > 0
+    assert small.bytes == workspace_of(graph).submodel(task.cut).bytes - small.mapped.bytes
+    assert other.peak_bytes == one.peak_bytes - small.mapped.bytes
+
+
+def test_a_forked_process_has_a_file_of_its_own() -> None:
+    layer = nn.Linear(3, 2).requires_grad_(False)
+    before = layer.weight.detach().clone()
+    mapped = MappedWeights(layer)
+    assert torch.equal(layer.weight, before) and is_mapped(layer.weight)
+    read, write = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        mapped.write("weight", torch.zeros(2, 3))
+        os.write(write, b"zero" if not layer.weight.any() else b"kept")
+        os._exit(0)
+    os.waitpid(pid, 0)
+    assert os.read(read, 4) == b"zero" and torch.equal(layer.weight, before)
+    mapped.write("weight", 2 * before)
+    assert torch.equal(layer.weight, 2 * before)
+
+
+def test_systems_and_devices_that_cannot_map(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr("mmap.MAP_SHARED")
+    with pytest.raises(BadInput, match="leave frozen_weights at memory"):
+        LocalTraining(frozen_weights="mapped")
