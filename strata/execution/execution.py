@@ -62,6 +62,9 @@ class Execution:
         "float32", "what momentum is kept in; bfloat16 rounds it, in half the bytes", choices=PRECISIONS, since=2
     )
     weight_decay: float = setting(1e-5, "SGD weight decay", metavar="X", least=0)
+    clip: float | None = setting(
+        None, "scale the gradients of a step down to this L2 norm", metavar="X", above=0, since=2
+    )
     # adds mu/2 |w - w_received|^2 to the loss, so the weights are kept as they came
     proximal: float = setting(0.0, "FedProx's mu", metavar="MU", least=0)
     norm_statistics: str = setting(
@@ -86,6 +89,11 @@ class Execution:
             raise BadInput(
                 f"gradients are summed over the parts of {self.micro_batch} of a batch of {self.batch_size}, so they "
                 "cannot be released as they are made: leave out either release_gradients or micro_batch"
+            )
+        if self.release_gradients and self.clip is not None:
+            raise BadInput(
+                "clipping goes by all gradients together, so they cannot be released as they are made: leave out "
+                "either release_gradients or clip"
             )
         if self.momentum_dtype != "float32" and not self.momentum:
             raise BadInput(f"without momentum none is kept in {self.momentum_dtype}: leave momentum_dtype out")

@@ -13,6 +13,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from strata.core.errors import BadInput, Infeasible
+from strata.core.settings import Setting, check_value
 from strata.methods.card import Card
 
 if TYPE_CHECKING:
@@ -37,6 +38,10 @@ class Phase:
     execution: Execution | None = None
     levels: tuple[Cut, ...] = ()  # nested in `cut`, smallest first, `cut` itself last
     objective: Any = None  # a strata.data.Objective
+    clip: float | None = None  # gradients of a step are scaled down to this norm; None: as the run says
+    scaler: float | None = None  # what layers put out, the classifier excepted, is divided by this in training
+    masked: bool = False  # scores of classes that the device does not hold count as zero, and their rows stay
+    distilled: bool = False  # the largest level learns from labels, and the level of the mini-batch from it
 
 
 @dataclass(frozen=True)
@@ -169,6 +174,11 @@ class Method(ABC):
         arguments alone: a round that is redone, or resumed, begins alike."""
         return tensors
 
+    @property
+    def aggregates(self) -> bool:
+        """Whether `aggregation` says anything: then the run cannot choose another one."""
+        return type(self).aggregation is not Method.aggregation
+
     def aggregation(self, round: int, tensors: Mapping[str, Tensor]) -> Aggregate | None:
         """What makes new values of the devices' updates, from the server's `tensors`; None: as the run says."""
         return None
@@ -196,6 +206,11 @@ class Method(ABC):
         return self
 
 
+def original_variant(what: str) -> Setting:
+    """Of a card, for a method whose own authors train in another way than the SLT paper's comparison does."""
+    return Setting(f"original: as its authors train ({what})", metavar="NAME", choices=("original",))
+
+
 @dataclass(frozen=True)
 class Levels(Method):
     """A method that scales width: device d has the constraint (a width ratio in (0, 1]) number d % len(constraints)."""
@@ -210,6 +225,9 @@ class Levels(Method):
         for scale in self.constraints:
             if not 0 < scale <= 1:
                 raise BadInput(f"a constraint is a width ratio above 0 and at most 1, not {scale:g}")
+        known, variant = self.card.options.get("variant"), getattr(self, "variant", None)
+        if known is not None and variant is not None:
+            check_value(variant, known, f"the variant of {self.name}")
 
     @classmethod
     def from_budget(cls, graph: ChannelGraph, budget: Budget) -> Self:

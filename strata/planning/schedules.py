@@ -17,6 +17,7 @@ Rounds = Sequence[Fraction | int]
 
 SCHEDULES = ("cumulative", "paper", "authors", "equal", "early-stopping")
 FILLS = ("published", "fan-in", "zero", "copies")  # what channels that a step brings start from (graph/filling.py)
+AVERAGINGS = ("trained", "all")  # of a layer that only some levels train: over these devices, or over all
 DEFAULT_PATIENCE = 15  # the paper tries 5, 15 and 25
 
 

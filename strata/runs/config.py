@@ -19,7 +19,7 @@ from strata.core.settings import Described, Needs, Tree, check, differences, par
 from strata.core.sizes import parse_bytes, parse_ratio, parse_shape
 from strata.execution.execution import Execution
 from strata.planning.reserve import RESERVES
-from strata.planning.schedules import DEFAULT_PATIENCE, FILLS, SCHEDULES
+from strata.planning.schedules import AVERAGINGS, DEFAULT_PATIENCE, FILLS, SCHEDULES
 
 if TYPE_CHECKING:
     from strata.federation.aggregation import ServerOptimizer
@@ -131,7 +131,17 @@ class MethodOptions(Component):
         choices=FILLS,
         since=2,
     )
-    variant: str | None = setting(None, "of fd: device (default), shared or pool", metavar="NAME")
+    averaging: str = setting(
+        "trained",
+        "of slt with several levels: a layer's mean is over those who trained it, or over all, as in the authors' runs",
+        choices=AVERAGINGS,
+        since=2,
+    )
+    variant: str | None = setting(
+        None,
+        "of fd: device (default), shared or pool; of heterofl, fedrolex and fjord: original, as their authors train",
+        metavar="NAME",
+    )
     pool: int | None = setting(None, "of fd's variant pool: number of sets", metavar="N", whole=True)
 
 

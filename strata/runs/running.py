@@ -490,8 +490,7 @@ def _check_renumbering(partition: Any) -> None:
 
 
 def _check_hooks(method: Method, options: RunOptions) -> None:
-    aggregates = type(method).aggregation is not Method.aggregation
-    if aggregates and (options.robust or options.private or options.updates.weighted):
+    if method.aggregates and (options.robust or options.private or options.updates.weighted):
         raise BadInput(
             f"{method.name} aggregates in its own way: leave out the aggregation, the weights and differential privacy"
         )
@@ -510,6 +509,8 @@ def _check_last(method: Method, rounds: int) -> None:
 
 def _check_fit(method: Method, model: nn.Module, data: FederatedData) -> None:
     graph = method.graph
+    if getattr(method, "variant", None) == "original" and not isinstance(data.objective, Classification):
+        raise BadInput(f"the variant original of {method.name} is for classes, and {data.name} has none: leave it out")
     if graph.classes != data.classes and isinstance(data.objective, Classification):
         raise BadInput(
             f"the model has {graph.classes} outputs and {data.name} has {data.classes} classes: "

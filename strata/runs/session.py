@@ -324,7 +324,10 @@ def flops_of_tasks(method: Method, recomputed: Callable[[Cut], int] | None = Non
         total = 0
         for phase in task.phases:
             levels = phase.levels or (phase.cut,)
-            total += sum(map(of_cut, levels)) // len(levels)
+            if phase.distilled:  # the largest in every mini-batch; a smaller one where it is drawn
+                total += of_cut(phase.cut) + sum(map(of_cut, levels[:-1])) // len(levels)
+            else:
+                total += sum(map(of_cut, levels)) // len(levels)
         return total
 
     return of_task

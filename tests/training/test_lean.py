@@ -101,6 +101,8 @@ def test_where_gradients_are_summed_they_cannot_be_released() -> None:
     with pytest.raises(BadInput, match="summed over the parts of 4 of a batch of 8"):
         LocalTraining(8, 4, release_gradients=True)
     LocalTraining(8, 8, release_gradients=True)  # one part
+    with pytest.raises(BadInput, match="clipping goes by all gradients together"):
+        Execution(clip=1.0, release_gradients=True)
     method = FjORD(tiny_graph(), (0.5, 0.25))
     with pytest.raises(BadInput, match="levels"):
         train(method, method.assign(0, [0])[0], tiny_state(), replace(PLAIN, release_gradients=True))

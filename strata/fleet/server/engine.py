@@ -24,6 +24,7 @@ from strata.fleet.server.evaluation import DeviceEvaluation
 from strata.fleet.server.levels import Assignment
 from strata.fleet.server.members import ConnectedDevices, Device, digests
 from strata.fleet.server.messages import Answer, Messenger, plain
+from strata.methods.base import Phase
 from strata.training import LocalTraining, Update
 
 if TYPE_CHECKING:
@@ -314,7 +315,7 @@ def _only_phase(job: TrainJob) -> Phase:
     phase, *more = job.task.phases
     if job.keeping is not None:
         raise BadInput("real devices keep nothing of a method between rounds: simulate this method instead")
-    if more or phase.execution is not None or phase.objective is not None:
+    if more or phase != Phase(phase.cut, levels=phase.levels):
         raise BadInput(
             "real devices train one phase a round, with the run's own settings and loss: simulate this method instead"
         )
