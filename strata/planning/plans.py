@@ -38,6 +38,11 @@ class Step:
     upload_bytes: int
     train_flops_per_sample: int
     until_round: int | None  # exclusive; None: decided in training (early-stopping)
+    mapped_bytes: int = 0  # frozen weights in a file, whose pages need not stay in memory: not in memory_bytes
+
+    def to_json(self) -> dict[str, Any]:
+        """Without mapped weights as before there was such a thing."""
+        return {key: value for key, value in asdict(self).items() if key != "mapped_bytes" or value}
 
 
 @dataclass(frozen=True)
@@ -124,7 +129,7 @@ class Plan:
             "feasible": True,
             **({} if self.rounds_in_all is None else {"rounds": self.rounds_in_all}),
             **({} if self.reserve is None else {"reserve": self.reserve}),
-            "steps": [asdict(step) for step in self.steps],
+            "steps": [step.to_json() for step in self.steps],
             **(levels if self.levels else {}),
         }
 
@@ -184,7 +189,8 @@ def _execution(data: Any) -> Execution:
 
 
 def _step(data: Any) -> Step:
-    numbers = {f.name: int(data[f.name]) for f in fields(Step) if f.name not in ("scale", "until_round")}
+    whole = [f.name for f in fields(Step) if f.name not in ("scale", "until_round", "mapped_bytes")]
+    numbers = {name: int(data[name]) for name in whole} | {"mapped_bytes": int(data.get("mapped_bytes", 0))}
     return Step(**numbers, scale=parse_ratio(data["scale"], "a scale"), until_round=_maybe(int, data["until_round"]))
 
 
