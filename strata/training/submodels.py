@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
+from strata.execution.mapped import MappedWeights, is_mapped
 from strata.graph.rewrite import steps
 from strata.training.chunked import Chunked, NotChunkable
 
@@ -31,18 +32,23 @@ class BuiltSubmodel:
     parameters: dict[str, nn.Parameter]
     state: dict[str, Tensor]  # parameters and buffers: the module's own tensors
     device: str = "cpu"
+    mapped: MappedWeights | None = None  # frozen parameters that are in a file, not in memory
     by_chunks: Callable[[BuiltSubmodel, Batch], Tensor] | None = None  # under batch statistics; None: only as a whole
     # its forward passes by what is recomputed and which norms have fixed statistics; None: the module's own
     forwards: dict[tuple[Placement | None, frozenset[str]], Forward | None] = field(default_factory=dict)
 
     @cached_property
     def bytes(self) -> int:
-        return sum(tensor.nbytes for tensor in self.state.values())
+        """In memory."""
+        return sum(tensor.nbytes for tensor in self.state.values() if not is_mapped(tensor))
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:
         with torch.no_grad():
             for name, own in self.state.items():
-                own.copy_(tensors[name])
+                if self.mapped is not None and name in self.mapped.parameters:
+                    self.mapped.write(name, tensors[name])
+                else:
+                    own.copy_(tensors[name])
         for parameter in self.parameters.values():
             parameter.grad = None
 
@@ -64,16 +70,17 @@ def structure_digest(graph: ChannelGraph, cut: Cut) -> str:
     return digest.hexdigest()
 
 
-def build(graph: ChannelGraph, cut: Cut, device: str) -> BuiltSubmodel:
+def build(graph: ChannelGraph, cut: Cut, device: str, maps: bool = False) -> BuiltSubmodel:
     module: nn.Module = graph.submodel(cut, zeros=True)
     has_maps = any(len(one.shape) == 3 for one in graph.inputs.inputs)
     channels_last = has_maps and _runs_channels_last(module, graph.inputs.example(2))
     module.to(device)
+    mapped = MappedWeights(module) if maps else None
     state = dict(module.state_dict(keep_vars=True))
     by_chunks: Chunked | None = None
     with contextlib.suppress(NotChunkable):
         by_chunks = Chunked(graph, cut)
-    return BuiltSubmodel(module, channels_last, dict(module.named_parameters()), state, device, by_chunks)
+    return BuiltSubmodel(module, channels_last, dict(module.named_parameters()), state, device, mapped, by_chunks)
 
 
 def _arranged(tensor: Tensor, channels_last: bool) -> Tensor:
