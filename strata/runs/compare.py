@@ -28,7 +28,7 @@ def compare(
     _check(methods, seeds)
     config.check()
     configs = [
-        config.changed(method=method, seed=config.seed + number, **_not_for(method))
+        config.changed(method=method, seed=config.course.seed + number, **_not_for(method))
         for number in range(seeds)
         for method in methods
     ]
@@ -39,11 +39,11 @@ def compare(
         show = display(progress)
         with _claimed(out, config, configs, {"methods": list(methods), "seeds": seeds}):
             for one in configs:
-                show.say(f"{one.method}, seed {one.seed}")
+                show.say(f"{one.approach.method}, seed {one.course.seed}")
                 folder = _folder(out, one)
                 resume = (folder / "config.json").exists()
                 launch(one, folder, resume=resume, progress=progress, resources=resources)
-        return {method: [_folder(out, one) for one in configs if one.method == method] for method in methods}
+        return {method: [_folder(out, one) for one in configs if one.approach.method == method] for method in methods}
     finally:
         resources.close()
 
@@ -64,7 +64,7 @@ def _not_for(method: str) -> dict[str, Any]:
 
 
 def _folder(out: Path, config: RunConfig) -> Path:
-    return out / config.method / f"seed-{config.seed}"
+    return out / config.approach.method / f"seed-{config.course.seed}"
 
 
 def _check_folder(out: Path, config: RunConfig, configs: Sequence[RunConfig]) -> None:
@@ -84,7 +84,7 @@ def _check_folder(out: Path, config: RunConfig, configs: Sequence[RunConfig]) ->
     for one in configs:
         folder = _folder(out, one)
         if (folder / "config.json").exists():
-            card = method_class(one.method).card
+            card = method_class(one.approach.method).card
             looked_at = [key for key in of_some_methods() if key in card.options]
             RunConfig.of_folder(folder, {key: getattr(one, key) for key in ("method", *looked_at)})
 
