@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from strata.execution.placement import place
+from strata.execution.placement import placement_for
 from strata.execution.segments import Placement, Segmented
 from strata.training import kernels
 from strata.training.submodels import BuiltSubmodel, build, structure_digest
@@ -37,7 +37,7 @@ class Workspace:
         self.graph = graph
         self._structures: OrderedDict[str, str] = OrderedDict()
         self._submodels: OrderedDict[tuple[str, str], BuiltSubmodel] = OrderedDict()
-        self._placements: dict[tuple[str, int | str, int], Placement] = {}
+        self._placements: dict[tuple[str, int | str, int], Placement | None] = {}
         self._networks: OrderedDict[tuple[str, int, str, bool], Grouped | None] = OrderedDict()
         self._measured: dict[Hashable, int] = {}
 
@@ -67,7 +67,7 @@ class Workspace:
         """How a device runs the cut's submodel in training: as a whole, or in segments that are computed anew."""
         built = self.submodel(cut, settings.device)
         placement = self.placement(cut, settings)
-        if placement is None or not placement.cuts:
+        if placement is None:
             return built.module
         if placement not in built.segmented:
             built.segmented[placement] = Segmented(built.module.train_graph, placement)  # type: ignore[arg-type]
@@ -81,13 +81,12 @@ class Workspace:
         return forward
 
     def placement(self, cut: Cut, settings: LocalTraining) -> Placement | None:
-        """Where activation checkpointing cuts the forward pass; None: the settings want none of it."""
-        segments = settings.activation_checkpointing
-        if segments is None:
+        """Where activation checkpointing cuts the forward pass; None: nowhere."""
+        if settings.activation_checkpointing is None:
             return None
-        key = (self.structure(cut), segments, settings.at_once)
+        key = (self.structure(cut), settings.activation_checkpointing, settings.at_once)
         if key not in self._placements:
-            self._placements[key] = place(self.graph, cut, *key[1:])
+            self._placements[key] = placement_for(self.graph, cut, settings)
         return self._placements[key]
 
     def recomputed_flops(self, cut: Cut, settings: LocalTraining) -> int:

@@ -72,9 +72,7 @@ def run_on_fleet(grid: Grid, settings: RunSettings) -> Result | None:
     config = asked.changed(exact=True)
     name = config.approach.method
     if is_prepared(method_class(name)):
-        raise BadInput(
-            f"{name} adds to the model, and real devices make the model by its name alone: simulate it"
-        )
+        raise BadInput(f"{name} adds to the model, and real devices make the model by its name alone: simulate it")
     terms = settings.terms(saved or {})
     if saved is not None and saved["evaluation"] != terms.evaluation:
         raise BadInput(f"this run is evaluated by the {saved['evaluation']}: resume it with the same --evaluation")
