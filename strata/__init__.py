@@ -50,6 +50,7 @@ _ROOMS = (
     "experiments",
     "fleet",
 )
+_SHOWN = ("data", "execution", "federation", "graph", "methods", "models", "ops", "training")
 
 
 def __getattr__(name: str) -> Any:
@@ -61,4 +62,5 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *_LAZY, *_ROOMS])
+    """What users call; the other rooms are there all the same."""
+    return sorted(["__version__", *_LAZY, *_SHOWN])

@@ -13,6 +13,7 @@ from strata.core.errors import BadInput
 from strata.core.flags import add_flags, split_list
 from strata.core.sizes import show_bytes
 from strata.runs.config import RunConfig, refuse_unused
+from strata.runs.entries import Entry
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -35,7 +36,12 @@ def add_parser(subparsers: Subparsers) -> None:
     )
     add_flags(parser, RunConfig, without=("method", "seed"))
     group = parser.add_argument_group("comparison")
-    group.add_argument("--methods", required=True, metavar="A,B,...", help="see `strata methods`")
+    group.add_argument(
+        "--methods",
+        required=True,
+        metavar="A,B,...",
+        help="see `strata methods`; with settings of a step after a colon: fedavg:recompute+micro-batch=8",
+    )
     group.add_argument("--seeds", type=int, default=1, metavar="N", help="runs per method (default 1)")
     group.add_argument("--seed", metavar="N", help="the first seed (default 0)")
     group.add_argument("--out", required=True, metavar="DIR", help="one run folder per method and seed is made in it")
@@ -53,9 +59,10 @@ def run(args: argparse.Namespace) -> int:
     from strata.results.comparison import write_comparison
     from strata.runs.compare import compare
 
-    refuse_unused(asked, methods)
+    names = [Entry.of(text).method for text in methods]
+    refuse_unused(asked, names)
     out = Path(args.out)
-    config = RunConfig.of(**{**asked, "method": methods[0]})
+    config = RunConfig.of(**{**asked, "method": names[0]})
     try:
         folders = compare(config, methods, args.seeds, out, progress=not args.quiet)
     except (RoundFailed, EngineFailed) as error:

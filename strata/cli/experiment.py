@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from strata.core.errors import BadInput
-from strata.core.flags import split_list
+from strata.core.flags import add_flags, given, split_list
 from strata.core.sizes import at_least_one, parse_ratio
+from strata.runs.config import RunConfig
 
 if TYPE_CHECKING:
     from strata.experiments import Experiment, PlannedRun, Results
@@ -29,6 +30,7 @@ EXAMPLES = """examples:
   strata experiment table-digits --scale 0.1 --seeds 1
 """
 DEFAULT_OUT = "runs/experiments"
+VARIED = ("schedule", "weight_decay", "augmentation")
 
 
 def add_parser(subparsers: Subparsers) -> None:
@@ -60,6 +62,7 @@ def add_parser(subparsers: Subparsers) -> None:
         "--render every length there is, each by itself)",
     )
     which.add_argument("--evaluations", default="100", metavar="N", help="of each run, evenly spread (default 100)")
+    add_flags(parser, RunConfig, only=VARIED, title="settings other than the paper's: such runs are kept apart")
     how = parser.add_argument_group("how")
     how.add_argument("--data-dir", metavar="DIR", help="where the data sets are (default as in `strata data`)")
     how.add_argument("--out", default=DEFAULT_OUT, metavar="DIR", help=f"runs and results (default {DEFAULT_OUT})")
@@ -86,7 +89,9 @@ def run(args: argparse.Namespace) -> int:
     if args.workers is not None and args.workers < 0:
         raise BadInput(f"workers are 0 (all in the run's own process) or more, not {args.workers}")
     seeds = None if args.seeds is None else at_least_one(args.seeds, "--seeds")
-    asked = Asked(scale or 1.0, seeds or 3, args.data_dir, at_least_one(args.evaluations, "--evaluations"))
+    evaluations = at_least_one(args.evaluations, "--evaluations")
+    settings = tuple(given(args, RunConfig, only=VARIED).items())
+    asked = Asked(scale or 1.0, seeds or 3, args.data_dir, evaluations, settings)
     chosen = experiment(args.name, asked)
     runs = select(chosen.runs, split_list(args.only))
     out = Path(args.out)
@@ -96,7 +101,7 @@ def run(args: argparse.Namespace) -> int:
     if runs and not args.render:
         failed = _carry_out(runs, out / "runs", jobs, every, args)
     exact = None if args.render and scale is None else {run.cell.name: run.request.course.rounds for run in chosen.runs}
-    results = Results(out / "runs", exact)
+    results = Results(out / "runs", exact, asked=asked)
     if args.render:  # after a run the table shows all that is there: runs may have been made in parts
         results = replace(results, cells=frozenset(run.cell.name for run in runs), seeds=seeds)
     files = render(chosen, results, out / chosen.name)

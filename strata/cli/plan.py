@@ -12,6 +12,7 @@ from strata.core.errors import BadInput
 from strata.core.flags import add_flags, given
 from strata.core.sizes import at_least_one, parse_shape, show_bytes
 from strata.planning import PlanInfeasible
+from strata.planning.device_time import SAMPLES, add_speed_flags, speed_of, time_of
 from strata.runs.config import RunConfig, refuse_without_needed
 
 if TYPE_CHECKING:
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 EXAMPLES = """examples:
   strata plan --model resnet20 --classes 10 --input 3x32x32 --batch 32 --constraint 0.25 --rounds 2500
   strata plan --model mypkg.nets:make_net --input 3x224x224 --budget 512MiB --json
+  strata plan --model resnet20 --budget 24MiB --gflops 2 --mbit 5
   strata plan --model resnet44 --classes 200 --input 3x64x64 --budget 200MiB --verify --hard-cap
 """
 # Of a run's settings, those that a plan looks at, by the keyword of `strata.plan`.
@@ -37,6 +39,7 @@ PLANNED = {
     "budgets": "budget",
     "rounds": "rounds",
     "accounting": "accounting",
+    "reserve": "reserve",
     "schedule": "schedule",
     "patience": "patience",
     "head_fraction": "head_fraction",
@@ -55,9 +58,15 @@ def add_parser(subparsers: Subparsers) -> None:
     group = parser.add_argument_group("what the model takes and gives")
     group.add_argument("--classes", metavar="N", help="number of classes (default 10, or what the callable chooses)")
     group.add_argument("--input", default="3x32x32", metavar="CxHxW", help="input shape, no batch (default 3x32x32)")
+    device = parser.add_argument_group("a device's time")
+    add_speed_flags(device)
+    device.add_argument("--samples", metavar="N", help=f"that a device has, for its hours (default {SAMPLES})")
     output = parser.add_argument_group("output")
     output.add_argument("--json", action="store_true", help="the plan as JSON on stdout")
     output.add_argument("--picture", metavar="FILE", help="draw layers over rounds, and memory: a .png, .svg or .pdf")
+    output.add_argument(
+        "--scratch", action="store_true", help="measure what libraries take beside each step (once per machine)"
+    )
     output.add_argument("--verify", action="store_true", help="really train a step of every configuration; measure it")
     output.add_argument(
         "--hard-cap",
@@ -73,6 +82,10 @@ def run(args: argparse.Namespace) -> int:
     shape = parse_shape(args.input)
     classes = None if args.classes is None else at_least_one(args.classes, "--classes")
     picture_format(args.picture)
+    speed = speed_of(args)
+    if args.samples is not None and speed is None:
+        raise BadInput("--samples is for a device's hours: give --gflops and --mbit too, or leave it out")
+    samples = SAMPLES if args.samples is None else at_least_one(args.samples, "--samples")
 
     from strata.planning.runtime import runtime_bytes, start_measuring, stop_measuring
 
@@ -86,8 +99,12 @@ def run(args: argparse.Namespace) -> int:
         if classes is not None and graph.classes != classes:
             raise BadInput(f"--classes is {classes}, but {name} has {graph.classes} outputs")
         found = plan(graph, name=name, **settings)
+        scratch = scratch_of(found, measured=args.scratch or found.reserve is not None)
         if runtime is not None:
-            show(found, runtime_bytes(runtime))
+            show(found, runtime_bytes(runtime), scratch)
+        taken = None if speed is None else time_of(found, speed, samples)
+        if taken is not None and not args.json:
+            print(taken)
     except PlanInfeasible as error:
         if args.json:
             print(json.dumps(error.to_json(), indent=2))
@@ -101,6 +118,10 @@ def run(args: argparse.Namespace) -> int:
         save_picture(found, args.picture)
         print(f"picture: {args.picture}", file=sys.stderr)
     answer = found.to_json()
+    if scratch is not None:
+        answer["scratch_bytes"] = scratch
+    if taken is not None:
+        answer["device_time"] = taken.to_json()
     true = True
     if args.verify or args.hard_cap:
         from strata.planning.verify import verify
@@ -128,21 +149,38 @@ def picture_format(path: str | None) -> None:
         raise BadInput(f"--picture is a .png, .svg or .pdf file, such as plan.png, not {path!r}")
 
 
-def show(plan: Plan, runtime: int | None) -> None:
+def scratch_of(plan: Plan, measured: bool) -> list[int] | None:
+    """Of each step. None where it is not known from before and not to be measured now."""
+    from strata.execution.scratch import known_scratch, scratch_bytes
+
+    cuts = [plan.cut(step.step) for step in plan.steps]
+    if measured:
+        return [scratch_bytes(plan.graph, cut, plan.execution) for cut in cuts]
+    known = [known_scratch(plan.graph, cut, plan.execution) for cut in cuts]
+    found = [size for size in known if size is not None]
+    return found if len(found) == len(known) else None
+
+
+def show(plan: Plan, runtime: int | None, scratch: list[int] | None) -> None:
     from rich.console import Console
+
+    from strata.planning.table import renderable
 
     console = Console(highlight=False)
     if not console.is_terminal:  # a file or a pipe has no width of its own
         console.width = 100
-    console.print(plan)
+    console.print(renderable(plan, console.width, scratch))
+    if scratch is None and plan.accounting == "peak":
+        console.print("What libraries take beside a step (scratch) is not known here yet: --scratch measures it.")
     for pinned in plan.graph.pinned:
         console.print(f"Kept at full width, for want of a rule: {pinned}", markup=False)
     if runtime is None:
         console.print("What Python and torch themselves hold resident could not be measured here.")
     else:
         console.print(
-            f"A whole device needs {show_bytes(plan.budget_bytes + runtime)}: the budget and the "
-            f"{show_bytes(runtime)} that Python and torch hold resident (measured here)."
+            f"A process that trains this holds {show_bytes(plan.budget_bytes + runtime)}: the budget and the "
+            f"{show_bytes(runtime)} of Python and torch (resident, measured here). A device of a fleet runs Flower's "
+            "processes beside it, and holds data: docs/fleet.md says what it needs in all."
         )
 
 
@@ -150,6 +188,25 @@ def short_reason(error: str | None) -> str:
     """torch's long complaint about memory in a few words; anything else as it is."""
     asked = re.search(r"you tried to allocate (\d+) bytes", error or "")
     return f"the kernel refused it another {show_bytes(int(asked[1]))}" if asked else error or "no reason given"
+
+
+def summed_up(plan: Plan, trials: Iterable[Trial]) -> str:
+    """What the trials have shown, in a sentence."""
+    steps = [trial for trial in trials if trial.name != "whole"]
+    measured = [trial for trial in steps if trial.measured_bytes is not None and trial.scratch_bytes is not None]
+    if len(measured) < len(steps):
+        return f"{len(steps) - len(measured)} of {len(steps)} steps could not be measured."
+    tensors = max(trial.measured_bytes or 0 for trial in steps)
+    scratch = max(trial.scratch_bytes or 0 for trial in steps)
+    both = max((trial.measured_bytes or 0) + (trial.scratch_bytes or 0) for trial in steps)
+    within = "within" if both <= plan.budget_bytes else f"{show_bytes(both - plan.budget_bytes)} above"
+    died = [trial.name for trial in steps if trial.lived is False]
+    lives = f"Under the cap step {', '.join(died)} died; every other" if died else "Every"
+    return (
+        f"{lives} step lives within {show_bytes(tensors)} of tensors and {show_bytes(scratch)} of library scratch; no "
+        f"step takes more than {show_bytes(both)} of both together, {within} the budget of "
+        f"{show_bytes(plan.budget_bytes)}."
+    )
 
 
 def show_trials(plan: Plan, trials: Iterable[Trial], hard_cap: bool) -> list[Trial]:
@@ -174,6 +231,7 @@ def show_trials(plan: Plan, trials: Iterable[Trial], hard_cap: bool) -> list[Tri
         )
         if trial.error:
             print(f"       {trial.error}")
+    print(summed_up(plan, seen))
     if hard_cap and seen[0].cap_bytes is not None:
         margin = margin_bytes(plan)
         print(

@@ -7,6 +7,8 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from strata.core.sizes import show_bytes
+
 if TYPE_CHECKING:
     Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]
 
@@ -46,6 +48,9 @@ def run(args: argparse.Namespace) -> int:
         return 0
     for problem in made["problems"]:
         print(problem)
+    for group in made["groups"]:
+        if group["over_bytes"]:
+            print(f"WARNING: {group['label']} took {show_bytes(round(group['over_bytes']))} more than its budget")
     runs = sum(len(group["runs"]) for group in made["groups"])
     said = f"{page}: {runs} run{'s' if runs > 1 else ''}, tables in {page.parent / 'tables'}"
     if not args.no_figures:

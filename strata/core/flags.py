@@ -17,9 +17,11 @@ def add_flags(
     *,
     only: Collection[str] | None = None,
     without: Collection[str] = (),
+    title: str | None = None,
     fleet: bool = False,
 ) -> None:
-    """A flag for every setting of the tree (`only` and `without`: keys), in a group for each component.
+    """A flag for every setting of the tree (`only` and `without`: keys), in a group for each component, or all in
+    one of this title.
 
     What is not given is None. `fleet`: what belongs to simulated fleets is refused, with what stands in its place.
     """
@@ -27,14 +29,14 @@ def add_flags(
     for key, one in tree.described().items():
         if one.known.flag == "" or key in without or (only is not None and key not in only):
             continue
-        title = tree.parts()[one.part]
-        if title not in groups:
-            groups[title] = parser.add_argument_group(title)
+        group = title or tree.parts()[one.part]
+        if group not in groups:
+            groups[group] = parser.add_argument_group(group)
         if fleet and one.known.simulated is not None:
             parser.add_argument(one.option, action=_Refused, const=one.known.simulated, help=argparse.SUPPRESS)
         else:
             text = help_text(one).replace("%", "%%")
-            groups[title].add_argument(one.option, dest=key, help=text, **_form(one))
+            groups[group].add_argument(one.option, dest=key, help=text, **_form(one))
 
 
 def help_text(one: Described) -> str:
@@ -55,11 +57,11 @@ def _form(one: Described) -> dict[str, Any]:
     return {"metavar": known.metavar or "X"} | ({"action": "append"} if known.several else {})
 
 
-def given(args: argparse.Namespace, tree: type[Tree]) -> dict[str, Any]:
+def given(args: argparse.Namespace, tree: type[Tree], only: Collection[str] | None = None) -> dict[str, Any]:
     """The settings, by key, that were given on the command line: parsed, and within their bounds."""
     values = {}
     for key, one in tree.described().items():
-        text = getattr(args, key, None)
+        text = getattr(args, key, None) if only is None or key in only else None
         if text is not None:
             values[key] = parsed(one, text)
     return values
@@ -104,12 +106,17 @@ def split_list(values: str | Sequence[str] | None) -> list[str]:
 
 
 def flags_of(tree: Tree) -> list[str]:
-    """The flags that ask for this tree: those of all settings that have not their default."""
+    """The flags that ask for this tree: those of all settings that have not their default, or another than follows
+    from these."""
+    known, values = tree.described(), tree.values()
+    other = {key: value for key, value in values.items() if value != known[key].default}
+    meant = type(tree).of(**other)
+    other |= {key: value for key, value in values.items() if value != getattr(meant, key)}
     flags: list[str] = []
-    for key, one in tree.described().items():
-        value = getattr(tree, key)
-        if value == one.default or one.known.flag == "":
+    for key, one in known.items():
+        if key not in other or one.known.flag == "":
             continue
+        value = other[key]
         flags += [one.option] if one.hint is bool else [one.option, _text(value, one)]
     return flags
 

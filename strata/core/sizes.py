@@ -25,17 +25,22 @@ _UNITS = {
     "tib": 2**40,
 }
 MOST_BYTES = 2**63 - 1  # no machine has more, and sizes are 64-bit numbers further on
+FEWEST_BYTES = 1024  # nothing trains in less: a number below it without a unit was meant otherwise
 
 
 def parse_bytes(value: str | int) -> int:
     """ "24 MiB", "1.5GB", "24000000" or 24000000 -> bytes."""
     if isinstance(value, int) and not isinstance(value, bool):
         size: float = value
+        unit = ""
     else:
         match = re.fullmatch(r"\s*([+-]?\d+(?:\.\d*)?|[+-]?\.\d+)\s*([A-Za-z]*)\s*", str(value))
         if match is None or match[2].lower() not in _UNITS:
             raise BadInput(f"a budget is a number of bytes such as '24 MiB', '512MB' or '24000000', not {value!r}")
-        size = float(match[1]) * _UNITS[match[2].lower()]
+        unit = match[2].lower()
+        size = float(match[1]) * _UNITS[unit]
+    if 1 <= size < FEWEST_BYTES and unit == "":
+        raise BadInput(f"{value} bytes? For a budget of {value} MiB say {value}MiB; for so many bytes, {value}B")
     if size < 1:
         raise BadInput(f"a budget must be at least one byte, not {value!r}")
     if size > MOST_BYTES:

@@ -1,6 +1,7 @@
 """FEMNIST as LEAF's preprocessing writes it: train/*.json and test/*.json, samples by writer, 28x28 floats in [0, 1].
+Or the same in one file, femnist_leaf.npz: x uint8 [N, 28, 28], y, writer (a number) and is_test, a row for each image.
 
-Writers become `users` (the partition `user`). The paper's equal split pools them: partition `iid` over 3550 devices.
+Writers become `users` (the partition `user`). The authors' equal split pools them: `iid:180` over 3550 devices.
 """
 
 from __future__ import annotations
@@ -8,15 +9,17 @@ from __future__ import annotations
 import json
 from pathlib import Path
 from typing import Any
+from zipfile import BadZipFile
 
 import numpy as np
 import torch
 
 from strata.core.errors import BadInput
-from strata.data.files import Allocate, Arrays, decoded_once, fingerprint
+from strata.data.files import Allocate, Arrays, decoded_once, fingerprint, first_existing
 from strata.data.images import ImageSet, grey_to_rgb, resize_bilinear
 from strata.data.samples import FederatedData
 
+ONE_FILE = "femnist_leaf.npz"
 CLASSES = 62  # 0-9, A-Z, a-z
 _NAMES = tuple("0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz")
 
@@ -32,19 +35,26 @@ class _Floats(dict[str, float]):
 
 
 def find_femnist(root: Path) -> Path | None:
+    """The folder of train and test, or the one file."""
     for folder in (root / "femnist", root / "femnist" / "data", root / "data", root):
         if any((folder / "train").glob("*.json")) and any((folder / "test").glob("*.json")):
             return folder
-    return None
+    return first_existing((root / "femnist" / ONE_FILE, root / ONE_FILE))
 
 
-def load_femnist(folder: Path) -> FederatedData:
-    paths = {part: sorted((folder / part).glob("*.json")) for part in ("train", "test")}
+def load_femnist(place: Path) -> FederatedData:
+    if place.is_file():
+        folder, files = place.parent, [place]
+    else:
+        folder, files = place, [path for part in ("train", "test") for path in sorted((place / part).glob("*.json"))]
 
     def decode(allocate: Allocate) -> Arrays:
-        return _decode(paths["train"], "train", allocate) | _decode(paths["test"], "test", allocate)
+        if place.is_file():
+            return _decode_one_file(place, allocate)
+        parts = {part: [path for path in files if path.parent.name == part] for part in ("train", "test")}
+        return _decode(parts["train"], "train", allocate) | _decode(parts["test"], "test", allocate)
 
-    arrays = decoded_once(folder, fingerprint(folder, [*paths["train"], *paths["test"]], "femnist 1"), decode)
+    arrays = decoded_once(folder, fingerprint(folder, files, "femnist 1"), decode)
     mean, std = (0.9637,) * 3, (0.1597,) * 3
     ends = np.cumsum(arrays["train_counts"])
     train, test = (
@@ -83,6 +93,33 @@ def _decode(paths: list[Path], part: str, allocate: Allocate) -> Arrays:
         start += len(own)
     counts = np.array([len(own) for own in labels], dtype=np.int64)
     return {f"{part}_images": images, f"{part}_labels": np.concatenate(labels), f"{part}_counts": counts}
+
+
+def _decode_one_file(path: Path, allocate: Allocate) -> Arrays:
+    """The same arrays; within a writer, images in the file's order."""
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            pixels, labels, writers, of_test = (file[name] for name in ("x", "y", "writer", "is_test"))
+    except (OSError, ValueError, KeyError, BadZipFile) as error:
+        raise BadInput(f"{path} should hold the arrays x, y, writer and is_test ({error})") from error
+    rows = len(pixels)
+    if (
+        pixels.dtype != np.uint8
+        or pixels.shape[1:] != (28, 28)
+        or any(one.shape != (rows,) for one in (labels, writers, of_test))
+    ):
+        raise BadInput(f"{path} should hold x as uint8 [N, 28, 28], and y, writer and is_test of N each")
+    arrays: Arrays = {}
+    for part, chosen in (("train", of_test == 0), ("test", of_test != 0)):
+        order = np.flatnonzero(chosen)
+        order = order[np.argsort(writers[order], kind="stable")]
+        if not len(order):
+            raise BadInput(f"{path} has no {part} images")
+        images = arrays[f"{part}_images"] = allocate(f"{part}_images", (len(order), 32, 32), np.uint8)
+        images[:] = resize_bilinear(pixels[order], 32)
+        arrays[f"{part}_labels"] = labels[order].astype(np.int64)
+        arrays[f"{part}_counts"] = np.unique(writers[order], return_counts=True)[1].astype(np.int64)
+    return arrays
 
 
 def _user_data(path: Path, content: Any) -> list[tuple[str, Any]]:

@@ -65,25 +65,25 @@ class LazyIid:
         return np.sort(_random(self.seed, _LAZY, device).integers(0, self.n, self.samples))
 
 
-def iid(n: int, devices: int, seed: int) -> Indexed:
-    """Shuffle and deal. All devices get n // devices samples, as in the paper; the n % devices last ones stay unused.
+def iid(n: int, devices: int, seed: int, each: int | None = None) -> Indexed:
+    """Shuffle and deal. All devices get n // devices samples, as in the paper, or `each`; the rest stays unused.
 
-    Over as many devices as FEMNIST has writers (3550) this is the paper's equal split.
+    180 to each of as many devices as FEMNIST has writers (3550) is the equal split of the paper's authors.
     """
-    _check(n, devices)
-    size = n // devices
+    size = _size(n, devices, each)
     order = _random(seed, _IID).permutation(n)[: size * devices]
     return _equal(np.sort(order.reshape(devices, size), axis=1))
 
 
-def dirichlet(labels: Tensor | np.ndarray, devices: int, alpha: float, seed: int) -> Indexed:
+def dirichlet(labels: Tensor | np.ndarray, devices: int, alpha: float, seed: int, each: int | None = None) -> Indexed:
     """Hsu et al. 2019 (arXiv:1909.06335) with equal sizes: each device draws its class proportions from a Dirichlet and
-    takes samples accordingly, without replacement; a class that has run out is left out and the rest rescaled.
+    takes samples accordingly, without replacement; a class that has run out is left out and the rest rescaled. All get
+    as many samples as there are for each, or `each`.
 
     The concentration is alpha per class (times the class's share of the data relative to an even one).
     """
     values = np.asarray(labels)
-    _check(len(values), devices)
+    size = _size(len(values), devices, each)
     if not (np.isfinite(alpha) and alpha > 0):
         raise BadInput(f"the Dirichlet parameter is {alpha}; it should be a positive number, 0.1 for example")
     random = _random(seed, _DIRICHLET)
@@ -93,7 +93,6 @@ def dirichlet(labels: Tensor | np.ndarray, devices: int, alpha: float, seed: int
     order = order[np.argsort(values[order], kind="stable")]
     next_of = np.concatenate([[0], np.cumsum(left)[:-1]])
     concentration = alpha * left / left.mean()
-    size = len(values) // devices
     result = np.empty((devices, size), dtype=np.int64)
     for device in range(devices):
         take = _class_counts(random.dirichlet(concentration), left, size, random)
@@ -180,13 +179,16 @@ def check_range(partition: Partition, n: int) -> None:
 
 
 def parse_partition(text: str, data: FederatedData, devices: int, seed: int) -> Partition:
-    """iid | dirichlet:ALPHA | shards:PER_DEVICE | user | lazy[:SAMPLES] (default: a hundredth of the data)."""
+    """iid[:EACH] | dirichlet:ALPHA[:EACH] | shards:PER_DEVICE | user | lazy[:SAMPLES] (default: a hundredth of all)."""
     kind, colon, value = text.partition(":")
     n = len(data.train)
-    if kind == "iid" and not colon:
-        return iid(n, devices, seed)
+    if kind == "iid":
+        return iid(n, devices, seed, int(_number(text, value, int)) if colon else None)
     if kind == "dirichlet":
-        return dirichlet(class_labels(data.train, "a Dirichlet partition"), devices, _number(text, value, float), seed)
+        alpha, more, size = value.partition(":")
+        labels = class_labels(data.train, "a Dirichlet partition")
+        each = int(_number(text, size, int)) if more else None
+        return dirichlet(labels, devices, _number(text, alpha, float), seed, each)
     if kind == "shards":
         return shards(
             class_labels(data.train, "a partition into shards"), devices, int(_number(text, value, int)), seed
@@ -213,6 +215,19 @@ def _random(seed: int, *purpose: int) -> np.random.Generator:
     if seed < 0:
         raise BadInput(f"the seed is {seed}; it should be 0 or more")
     return np.random.default_rng([seed, *purpose])
+
+
+def _size(n: int, devices: int, each: int | None) -> int:
+    """Samples of a device, where all have the same number."""
+    _check(n, devices)
+    if each is None:
+        return n // devices
+    if not 1 <= each <= n // devices:
+        raise BadInput(
+            f"{devices} devices cannot have {each} samples each of {n}: give 1 to {n // devices} samples, or fewer "
+            "devices"
+        )
+    return each
 
 
 def _check(n: int, devices: int, at_least_one_each: bool = True) -> None:

@@ -51,6 +51,10 @@ class Samples:
         if len(self.mean) != len(self.std) or (self.mean and channels != {len(self.mean)}):
             raise BadInput("mean and std should have a value for each of the images' channels, or none")
 
+    def __repr__(self) -> str:
+        """One line, not what is in it."""
+        return f"<{len(self)} samples of {self.spec}>"
+
     def __len__(self) -> int:
         return len(self.targets)
 
@@ -116,6 +120,13 @@ class FederatedData:
                 self.objective.check(samples.targets, (self.classes,))
             except BadInput as error:
                 raise BadInput(f"{self.name}: {part} {error}") from None
+
+    def __repr__(self) -> str:
+        """One line, not its pixels."""
+        users = "" if self.users is None else f", {len(self.users)} users"
+        what = f"{self.classes} classes" if isinstance(self.objective, Classification) else repr(self.objective)
+        samples = f"{len(self.train)} training and {len(self.test)} test samples of {self.inputs}"
+        return f"<{self.name}: {samples}, {what}{users}>"
 
     @property
     def inputs(self) -> InputSpec:

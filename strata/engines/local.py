@@ -275,9 +275,9 @@ def _pickled(program: Program) -> tuple[dict[str, str] | None, bytes, list[Share
     if spec is not None:  # python -m package.module
         return {"init_main_from_name": spec.name}, data, blocks
     path = getattr(main, "__file__", None)
-    if path is None:
+    if path is None or not os.path.exists(path):  # "<stdin>" where a script comes by `python - < script`
         raise BadInput(
-            "the model is defined in an interactive session, which worker processes cannot see: put it in a module, "
-            "or use workers=0"
+            "the model is defined in an interactive session or a script from standard input, which worker processes "
+            "cannot see: put it in a file of its own, or use workers=0"
         )
     return {"init_main_from_path": os.path.abspath(path)}, data, blocks

@@ -13,7 +13,8 @@ if TYPE_CHECKING:
     from strata.execution.compute import Flops, Traffic, traffic
     from strata.execution.execution import Execution
     from strata.execution.measured import Measured, backward, measure, measure_step
-    from strata.execution.placement import forward_in_segments
+    from strata.execution.placement import training_forward
+    from strata.execution.scratch import scratch_bytes
     from strata.execution.traced import trace
 
 __all__ = [
@@ -25,14 +26,15 @@ __all__ = [
     "Traffic",
     "backward",
     "flops",
-    "forward_in_segments",
     "measure",
     "measure_cut",
     "measure_step",
     "memory",
+    "scratch_bytes",
     "state_bytes",
     "trace",
     "traffic",
+    "training_forward",
 ]
 _FILES = {
     "ACCOUNTINGS": "accountings",
@@ -43,14 +45,15 @@ _FILES = {
     "Traffic": "compute",
     "backward": "measured",
     "flops": "accountings",
-    "forward_in_segments": "placement",
     "measure": "measured",
     "measure_cut": "accountings",
     "measure_step": "measured",
     "memory": "accountings",
+    "scratch_bytes": "scratch",
     "state_bytes": "accountings",
     "trace": "traced",
     "traffic": "compute",
+    "training_forward": "placement",
 }
 
 

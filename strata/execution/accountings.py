@@ -12,8 +12,9 @@ from strata.execution.compute import Flops, flops_of_pass
 from strata.execution.execution import Execution
 from strata.execution.layout import channels_last, submodel_as_trained
 from strata.execution.measured import Measured, measure
+from strata.execution.norm_statistics import fixed_norms, with_fixed
 from strata.execution.paper import activation_bytes, gradient_bytes, weight_bytes
-from strata.execution.placement import forward_in_segments, placement_for
+from strata.execution.placement import placement_for, training_forward
 from strata.execution.simulated import index_bytes, peak
 from strata.execution.traced import trace
 from strata.ops.bytes import NoRule
@@ -56,7 +57,7 @@ def _peak(
     graph: ChannelGraph, cut: Cut, execution: Execution, placement: Placement | None, samples: int, accumulated: bool
 ) -> Memory:
     """Of the pass over so many samples, with or without gradients of earlier ones."""
-    ops = graph.sized(cut, samples)
+    ops = with_fixed(graph.sized(cut, samples), fixed_norms(graph, cut, execution))
     weights = state_bytes(graph, cut) + index_bytes(ops)
     if execution.proximal:  # the trained weights as they came
         weights += _bytes(graph, cut, cut.trained)
@@ -73,7 +74,7 @@ def _traced(graph: ChannelGraph, cut: Cut, execution: Execution, weights: int, t
     """All passes at once, on fake tensors."""
     kept = _bytes(graph, cut, cut.trained) if execution.proximal else 0
     module, last = submodel_as_trained(graph, cut)
-    forward = forward_in_segments(graph, cut, module, execution)
+    forward = training_forward(graph, cut, module, execution)
     total = kept + trace(module, graph.inputs, execution, graph.classes, forward, last)
     gradients = trained * (1 + execution.slots)
     return Memory(total, weights, gradients, total - weights - gradients, "peak")
@@ -82,7 +83,7 @@ def _traced(graph: ChannelGraph, cut: Cut, execution: Execution, weights: int, t
 def measure_cut(graph: ChannelGraph, cut: Cut, execution: Execution) -> Measured:
     """What a real step of the cut's submodel takes: the truth that `memory` is held against."""
     module, last = submodel_as_trained(graph, cut)
-    forward = forward_in_segments(graph, cut, module, execution)
+    forward = training_forward(graph, cut, module, execution)
     return measure(module, graph.inputs, execution, graph.classes, forward, last)
 
 

@@ -7,6 +7,10 @@ from dataclasses import dataclass
 from strata.core.errors import BadInput
 from strata.core.settings import check, setting, settings_of
 
+# batch: of each (micro-)batch its own. frozen: frozen layers have those of the time when they were frozen. fixed: all
+# layers have fixed ones, and a batch in parts gives the gradients of the whole
+NORM_STATISTICS = ("batch", "frozen", "fixed")
+
 
 def parse_segments(text: str) -> int | str:
     """For the command line: "auto" or a number; what else there is, Execution says."""
@@ -36,6 +40,13 @@ class Execution:
     weight_decay: float = setting(1e-5, "SGD weight decay", metavar="X", least=0)
     # adds mu/2 |w - w_received|^2 to the loss, so the weights are kept as they came
     proximal: float = setting(0.0, "FedProx's mu", metavar="MU", least=0)
+    norm_statistics: str = setting(
+        "batch",
+        "of batch norms in training: each (micro-)batch's own, fixed ones in frozen layers, or fixed ones in all from "
+        "--fixed-after on",
+        choices=NORM_STATISTICS,
+        since=2,
+    )
 
     def __post_init__(self) -> None:
         check(self)
@@ -70,6 +81,7 @@ class Execution:
         return 1 if self.momentum else 0
 
     @property
-    def copies_gradients(self) -> bool:
-        """Whether the optimizer's step needs a copy of each gradient in turn: weight decay and the proximal term do."""
-        return self.weight_decay > 0 or self.proximal > 0
+    def step_copies(self) -> int:
+        """Tensors of a parameter's size that the optimizer's step makes for each in turn: weight decay and the
+        proximal term need a copy of the gradient."""
+        return 1 if self.weight_decay > 0 or self.proximal > 0 else 0

@@ -69,7 +69,7 @@ def measure(
 ) -> Measured:
     """Train `module` (parameters without requires_grad are frozen) and measure a steady-state step.
 
-    `forward` runs it where it does not run as a whole (placement.forward_in_segments). The learning rate is 0, buffers
+    `forward` runs it where it does not run as a whole (placement.training_forward). The learning rate is 0, buffers
     are restored and the global random generator too: `module` is left as it was.
     """
     generator = torch.Generator().manual_seed(0)

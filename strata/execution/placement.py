@@ -15,18 +15,22 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from torch import nn
+from torch import fx, nn
 
 from strata.execution.compute import forward_by_operation
 from strata.execution.layout import channels_last
+from strata.execution.norm_statistics import fixed_norms
 from strata.execution.segments import Placement, Segmented, writes
 from strata.execution.simulated import Pass, Values, each
 from strata.graph import Ref
+from strata.graph.batch_norms import with_fixed_statistics
+from strata.graph.submodel import compiled
 from strata.ops.bytes import itemsize
 from strata.ops.tape import Simulation
 
 if TYPE_CHECKING:
     from strata.execution.execution import Execution
+    from strata.execution.measured import Forward
     from strata.graph import ChannelGraph, Cut, SizedOp
 
 ENOUGH = 1.01
@@ -41,10 +45,19 @@ def placement_for(graph: ChannelGraph, cut: Cut, execution: Execution) -> Placem
     return found if found.cuts else None
 
 
-def forward_in_segments(graph: ChannelGraph, cut: Cut, module: nn.Module, execution: Execution) -> Segmented | None:
-    """How the cut's submodel runs in training; None: as a whole."""
-    placement = placement_for(graph, cut, execution)
-    return None if placement is None else Segmented(module.train_graph, placement)  # type: ignore[arg-type]
+def training_forward(graph: ChannelGraph, cut: Cut, module: nn.Module, execution: Execution) -> Forward | None:
+    """How the cut's submodel runs in training; None: by its own forward."""
+    return forward_of(module, placement_for(graph, cut, execution), fixed_norms(graph, cut, execution))
+
+
+def forward_of(module: nn.Module, placement: Placement | None, fixed: frozenset[str]) -> Forward | None:
+    """The same where it is known what is recomputed and whose statistics are fixed."""
+    training: fx.Graph = module.train_graph  # type: ignore[assignment]
+    if fixed:
+        training = with_fixed_statistics(training, fixed)
+    if placement is not None:
+        return Segmented(training, placement)
+    return compiled(training, "train") if fixed else None
 
 
 def place(graph: ChannelGraph, cut: Cut, segments: int | str, batch: int) -> Placement:

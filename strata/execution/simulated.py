@@ -57,8 +57,8 @@ def peak(
     logits = Pass(sim, ops, channels_last).run(placement)
     sim.run_backward(_loss(sim, logits))
     # The optimizer goes through the parameters one by one.
-    largest = max(trained_sizes, default=0) if execution.copies_gradients else 0
-    sim.passing(largest + (SCALARS if execution.momentum else 0))
+    copies = execution.step_copies * max(trained_sizes, default=0)
+    sim.passing(copies + (SCALARS if execution.momentum else 0))
     gradients = momenta + sim.gradients_at_peak
     return Peak(sim.peak, state_bytes, gradients, sim.peak - state_bytes - gradients)
 

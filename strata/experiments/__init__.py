@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from strata.core.errors import BadInput
-from strata.experiments.base import Asked, Cell, Experiment, PlannedRun
+from strata.experiments.base import Asked, Cell, Experiment, PlannedRun, option, shown
 from strata.experiments.cells import Results
 from strata.experiments.communication import figure_communication
 from strata.experiments.figures import (
@@ -16,7 +17,14 @@ from strata.experiments.figures import (
     figure_steps,
 )
 from strata.experiments.steps import table_steps
-from strata.experiments.tables import table_digits, table_heterogeneous, table_iid, table_imagenet, table_noniid
+from strata.experiments.tables import (
+    table_digits,
+    table_heterogeneous,
+    table_iid,
+    table_imagenet,
+    table_noniid,
+    table_writers,
+)
 from strata.experiments.true_bytes import table_true_bytes
 
 EXPERIMENTS: dict[str, Callable[[Asked], Experiment]] = {
@@ -32,6 +40,7 @@ EXPERIMENTS: dict[str, Callable[[Asked], Experiment]] = {
     "figure-ablation": figure_ablation,
     "figure-mapping": figure_mapping,
     "table-true-bytes": table_true_bytes,
+    "table-writers": table_writers,
     "table-digits": table_digits,
 }
 
@@ -41,4 +50,12 @@ __all__ = ["EXPERIMENTS", "Asked", "Cell", "Experiment", "PlannedRun", "Results"
 def experiment(name: str, asked: Asked | None = None) -> Experiment:
     if name not in EXPERIMENTS:
         raise BadInput(f"there is no experiment {name!r}: choose one of {', '.join(EXPERIMENTS)}")
-    return EXPERIMENTS[name](asked or Asked())
+    asked = asked or Asked()
+    made = EXPERIMENTS[name](asked)
+    for key, value in asked.settings:
+        if not any(dict(run.cell.options).get(key) == value for run in made.runs):
+            raise BadInput(
+                f"{option(key)} {shown(value)} changes no run of {name}: it is what they have, or they look at none. "
+                "Leave it out"
+            )
+    return replace(made, name=asked.named(name))

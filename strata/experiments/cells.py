@@ -9,10 +9,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from strata.experiments.base import Cell
+from strata.experiments.base import Asked, Cell
 from strata.results.curves import Records
 from strata.results.reading import is_finished, mapping, read_metrics, read_number, read_object
 from strata.results.statistics import deviation, mean, show
+
+LAST = 5  # evaluations of a run, by which its noise is judged: in its last fifth, usually
 
 
 @dataclass(frozen=True)
@@ -38,6 +40,15 @@ class CellResult:
     @property
     def std(self) -> float | None:
         return deviation(self.accuracies)
+
+    @cached_property
+    def noise(self) -> float:
+        """By how much the mean may be off, as far as these runs tell: the deviation over seeds; of a single one, that
+        over its last evaluations; 0 where there are not even two of them."""
+        if self.std is not None:
+            return self.std
+        evaluated = [record["accuracy"] for record in self.metrics[0] if record.get("accuracy") is not None]
+        return 100 * (deviation(evaluated[-LAST:]) or 0.0)
 
     @property
     def seeds(self) -> int:
@@ -82,7 +93,7 @@ def _joined(values: Iterable[Any]) -> str:
 @dataclass(frozen=True)
 class Results:
     """The finished runs below `root`. What they may be restricted to: a number of rounds for each cell name, the names
-    of some cells, the seeds below a number.
+    of some cells, the seeds below a number. With settings that were asked for, cells are those that have them.
 
     Runs of different length are different experiments, and nothing here mixes them: either each length is shown by
     itself (`lengths`), or the one that most cells have (`at_one_length`)."""
@@ -91,6 +102,7 @@ class Results:
     rounds: Mapping[str, int] | None = None
     cells: frozenset[str] | None = None
     seeds: int | None = None
+    asked: Asked = Asked()  # whose settings the cells have
 
     def of(self, cell: Cell, rounds: int | None = None) -> CellResult | None:
         """Its runs of this length, or the longest; None where none is finished."""
@@ -98,6 +110,7 @@ class Results:
             rounds = max(self.lengths([cell]), default=None)
         if rounds is None:
             return None
+        cell = self.asked.varied(cell)
         folders = self._folders(cell, rounds)
         return CellResult(cell, rounds, folders) if folders else None
 
@@ -111,7 +124,7 @@ class Results:
 
     def at_one_length(self, cells: Iterable[Cell]) -> Results:
         """Restricted to the length with which the most of these cells have finished, the longer of equals."""
-        known = {cell: self._lengths(cell) for cell in dict.fromkeys(cells)}
+        known = {cell: self._lengths(cell) for cell in dict.fromkeys(map(self.asked.varied, cells))}
         counted = Counter(rounds for own in known.values() for rounds in own)
         if not counted:
             return self
@@ -119,6 +132,7 @@ class Results:
         return replace(self, rounds={cell.name: best for cell in known})
 
     def _lengths(self, cell: Cell) -> list[int]:
+        cell = self.asked.varied(cell)
         found = _numbered(self.root / cell.name, "rounds-")
         wanted = None if self.rounds is None else self.rounds.get(cell.name)
         return [n for n in found if (self.rounds is None or n == wanted) and self._folders(cell, n)]

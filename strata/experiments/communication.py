@@ -28,7 +28,7 @@ def figure_communication(asked: Asked) -> Experiment:
         for level in levels
     ]
     full = {data: Cell(data, model, IID, (1.0,), "fedavg") for data, model, _ in pairs}
-    title = "Highest accuracy so far over upload and FLOPs"
+    title = asked.titled("Highest accuracy so far over upload and FLOPs")
 
     def render(results: Results, out: Path) -> list[Path]:
         tables, records, files, every = [], [], [], []

@@ -99,7 +99,7 @@ class Estimator:
         evaluations = 1 / (request.evaluation.eval_every or 1)  # per round
         train = forward = seconds = 0.0
         for number, stage in enumerate(stages):
-            samples = stage.rounds * request.fleet.per_round * (setup.samples // request.fleet.devices)
+            samples = stage.rounds * request.fleet.per_round * setup.per_device
             here = samples * sum(map(per_sample, stage.tasks)) / len(stage.tasks)
             decides = method.needs_accuracy and stage is not stages[-1]  # where early stopping looks at every round
             judged = stage.rounds * (1 if decides else evaluations) * setup.test_samples
@@ -168,7 +168,7 @@ def _settings(request: RunConfig, setup: Setup) -> LocalTraining:
     channels = setup.input[0]
     return LocalTraining(
         **vars(request.execution),
-        augmentation=setup.augmentation,
+        augmentation=request.local.augmentation or setup.augmentation,
         mean=(0.5,) * channels,
         std=(0.25,) * channels,
         kernels=request.may_use_kernels and kernels.available(),

@@ -28,7 +28,7 @@ def figure_motivation(asked: Asked) -> Experiment:
         for data, model in pairs
         for column in homogeneous(data, model, IID, RESNET)
     ]
-    title = "FedRolex and FD against a small model"
+    title = asked.titled("FedRolex and FD against a small model")
 
     def render(results: Results, out: Path) -> list[Path]:
         files = write_table("table-iid", title, columns, results, out)
@@ -73,7 +73,7 @@ def figure_steps(asked: Asked) -> Experiment:
         Cell("cifar10", "resnet20", IID, (0.25,), "slt"),
         Cell("tinyimagenet", "resnet44", IID, (0.25,), "slt"),
     ]
-    title = "Accuracy and step of SLT over rounds"
+    title = asked.titled("Accuracy and step of SLT over rounds")
 
     def render(results: Results, out: Path) -> list[Path]:
         lines = [Line(f"{label(c.data)}, {label(c.model)} at {c.level}", c) for c in cells]
@@ -122,7 +122,7 @@ def figure_limited_randomness(asked: Asked) -> Experiment:
         Line("FedRolex", cell("fedrolex")),
         Line("small model", cell("small")),
     ]
-    title = "FD with limited randomness: CIFAR10, ResNet20 at 0.25"
+    title = asked.titled("FD with limited randomness: CIFAR10, ResNet20 at 0.25")
 
     def render(results: Results, out: Path) -> list[Path]:
         results = results.at_one_length(line.cell for line in (*pools, *references))
@@ -159,7 +159,7 @@ def figure_ablation(asked: Asked) -> Experiment:
         for data, model in pairs
         for fraction in fractions
     ]
-    title = "Maximising s against more trained layers, at 0.25"
+    title = asked.titled("Maximising s against more trained layers, at 0.25")
 
     def render(results: Results, out: Path) -> list[Path]:
         results = results.at_one_length(line.cell for line in lines)  # both data sets have the same full length
@@ -183,12 +183,13 @@ def figure_mapping(asked: Asked) -> Experiment:
     def cell(name: str = "", **options: Any) -> Cell:
         return Cell("cifar10", "resnet20", IID, (0.25,), "slt", name, tuple(options.items()))
 
-    lines = [Line("cumulative", cell()), Line("equal", cell("equal", schedule="equal"))]
+    lines = [Line("cumulative", cell())]
+    lines += [Line(name, cell(name, schedule=name)) for name in ("paper", "authors", "equal")]
     for patience, printed in by_patience.items():
         name = f"early stopping {', '.join(map(str, printed))}"
         variant = f"early-stopping-{printed[0]}"
         lines.append(Line(name, cell(variant, schedule="early-stopping", patience=patience)))
-    title = "Mapping of steps to rounds: CIFAR10, ResNet20 at 0.25"
+    title = asked.titled("Mapping of steps to rounds: CIFAR10, ResNet20 at 0.25")
 
     def render(results: Results, out: Path) -> list[Path]:
         results = results.at_one_length(line.cell for line in lines)

@@ -17,7 +17,17 @@ class Setup:
     rounds: int  # the paper's R
     samples: int  # training samples: for estimates only, the run takes what is on disk
     test_samples: int
-    augmentation: str  # for estimates, as above
+    augmentation: str  # the data's own
+    each: int | None = None  # samples of a device; None: all are dealt
+
+    @property
+    def per_device(self) -> int:
+        """For estimates."""
+        return self.each or self.samples // self.devices
+
+    def partition(self, name: str) -> str:
+        """As a run is asked for it. Writers have what they have."""
+        return name if self.each is None or name == WRITERS else f"{name}:{self.each}"
 
 
 SETUPS = {
@@ -25,8 +35,9 @@ SETUPS = {
     for setup in (
         Setup("cifar10", 10, (3, 32, 32), 100, 10, 2500, 50_000, 10_000, "cifar"),
         Setup("cifar100", 100, (3, 32, 32), 100, 10, 2500, 50_000, 10_000, "cifar"),
-        # the paper states neither class count (the authors' code: 62 and 200); LEAF's split by sample is 90 : 10
-        Setup("femnist", 62, (3, 32, 32), 3550, 35, 1000, 724_000, 81_000, "femnist"),
+        # the paper states neither class count (the authors' code: 62 and 200); LEAF's split by sample is 90 : 10,
+        # and the authors give each device 180 images
+        Setup("femnist", 62, (3, 32, 32), 3550, 35, 1000, 724_000, 81_000, "femnist", each=180),
         Setup("tinyimagenet", 200, (3, 64, 64), 100, 10, 2500, 100_000, 10_000, "tinyimagenet"),
         Setup("imagenet64", 1000, (3, 64, 64), 500, 10, 4000, 1_281_167, 50_000, "imagenet64"),
         Setup("digits", 10, (3, 32, 32), 30, 5, 100, 1500, 297, "none"),  # not of the paper: for trying things out
@@ -34,11 +45,12 @@ SETUPS = {
 }
 
 IID, NONIID = "iid", "dirichlet:0.1"  # non-iid FEMNIST too: not by writer
+WRITERS = "user"
 
 _LABELS = {
     "cifar10": "CIFAR10", "cifar100": "CIFAR100", "femnist": "FEMNIST", "tinyimagenet": "TinyImageNet",
     "imagenet64": "ImageNet (64×64)", "resnet20": "ResNet20", "resnet44": "ResNet44", "resnet56": "ResNet56",
-    "densenet40": "DenseNet40", "dirichlet:0.1": "non-iid (Dirichlet 0.1)",
+    "densenet40": "DenseNet40", "dirichlet:0.1": "non-iid (Dirichlet 0.1)", "user": "by writer",
 }  # fmt: skip
 
 

@@ -11,13 +11,14 @@ from strata.experiments.base import Asked, Cell, Experiment, level_text, runs_of
 from strata.experiments.cells import CellResult, Results
 from strata.experiments.published import PublishedAccuracy, citation, published
 from strata.experiments.ranking import rank
-from strata.experiments.setups import IID, NONIID, SETUPS, label
+from strata.experiments.setups import IID, NONIID, SETUPS, WRITERS, label
 from strata.results.statistics import show
 from strata.results.tables import Table, write
 
 HOMOGENEOUS = ("slt", "small", "fedrolex", "fd")
 HETEROGENEOUS = (*HOMOGENEOUS, "heterofl", "fjord")
 RESNET, DENSENET = (0.125, 0.25, 0.5), (0.33, 0.66)
+TRAINED_WRITERS = 454  # those with training images in femnist_leaf.npz; of LEAF's 3550 a random choice
 PAIRS = (
     ("cifar10", "resnet20", RESNET),
     ("femnist", "resnet20", RESNET),
@@ -36,6 +37,7 @@ class Column:
     constraints: tuple[float, ...]
     methods: tuple[str, ...]
     rounds: int | None = None  # of the runs that are shown; None: none is finished
+    options: tuple[tuple[str, Any], ...] = ()  # of every cell
 
     def by_length(self, results: Results) -> list[Column]:
         """One for each number of rounds: runs of different length are not compared."""
@@ -48,7 +50,7 @@ class Column:
     def cell(self, method: str) -> Cell:
         # the small model is that of the weakest device, whatever others there are: one run serves all of them
         constraints = (min(self.constraints),) if method == "small" else self.constraints
-        return Cell(self.data, self.model, self.partition, constraints, method)
+        return Cell(self.data, self.model, self.partition, constraints, method, options=self.options)
 
     def cells(self) -> list[Cell]:
         return [self.cell(method) for method in self.methods]
@@ -88,6 +90,15 @@ def table_imagenet(asked: Asked) -> Experiment:
     return _table("table-imagenet", "Accuracy on ImageNet at 64×64", columns, asked)
 
 
+def table_writers(asked: Asked) -> Experiment:
+    """Not of the paper, which deals FEMNIST's images out: each device has those of one writer."""
+    columns = [
+        replace(column, options=(("devices", TRAINED_WRITERS),))
+        for column in homogeneous("femnist", "resnet20", WRITERS, RESNET)
+    ]
+    return _table("table-writers", "Accuracy on FEMNIST by writer (not in the paper)", columns, asked)
+
+
 def table_digits(asked: Asked) -> Experiment:
     """Not of the paper: all methods on the data set in the package, in minutes."""
     columns = homogeneous("digits", "resnet20", IID, (0.125, 0.25))
@@ -95,6 +106,8 @@ def table_digits(asked: Asked) -> Experiment:
 
 
 def _table(name: str, title: str, columns: Sequence[Column], asked: Asked) -> Experiment:
+    title = asked.titled(title)
+
     def render(results: Results, out: Path) -> list[Path]:
         return write_table(name, title, columns, results, out)
 
@@ -172,7 +185,7 @@ def _records(name: str, column: Column, ours: dict[str, CellResult]) -> list[dic
                 "published_mean": value and value.mean,
                 "published_std": value and value.std,
                 "published_rounds": SETUPS[column.data].rounds if value else None,
-                "ranking": {"✓": "agrees", "✗": "differs", "–": None}[ranking.mark],
+                "ranking": {"✓": "agrees", "✗": "differs", "tie": "tie", "–": None}[ranking.mark],
             }
         )
     return records
@@ -181,6 +194,7 @@ def _records(name: str, column: Column, ours: dict[str, CellResult]) -> list[dic
 def record(cell: Cell, result: CellResult | None) -> dict[str, Any]:
     """The fields that every CSV has; accuracies in percent."""
     std = None if result is None else result.std
+    cell = cell if result is None else result.cell  # with the settings asked for
     return {
         "data": cell.data,
         "model": cell.model,
@@ -207,8 +221,9 @@ def notes(found: Iterable[dict[str, CellResult]]) -> list[str]:
         f"Accounting of SLT's plans: {', '.join(accountings) or 'no SLT run is finished'}. "
         "± is the sample standard deviation over seeds; a single seed has none.",
         "Ranking: ✓ every pair of methods that ran is in the paper's order; ✗ with the pairs that "
-        "are not, as they came out here; ° the published means of that pair differ by less than their standard "
-        "deviations; – nothing to compare. Accuracy of another number of rounds than the paper's is not the paper's "
-        "experiment.",
+        "are not, as they came out here; = the two tie: they differ by no more than our own noise (root of the sum of "
+        "squares of both deviations over seeds; of a single seed, over its last 5 evaluations); ° the published means "
+        "of that pair differ by less than their standard deviations; – nothing to compare. Accuracy of another number "
+        "of rounds than the paper's is not the paper's experiment.",
         f"Published values: {citation()}",
     ]

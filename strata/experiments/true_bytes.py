@@ -70,7 +70,7 @@ class Contender:
 
 
 def table_true_bytes(asked: Asked) -> Experiment:
-    table_rows = rows()
+    table_rows, title = rows(), asked.titled(TITLE)
 
     def render(results: Results, out: Path) -> list[Path]:
         found: list[tuple[Contender, CellResult | None]] = []
@@ -87,9 +87,9 @@ def table_true_bytes(asked: Asked) -> Experiment:
             _legend(axes[0])
         records = [_record(row, one) for row, one in found]
         said = notes([{row.name: one for row, one in found if one is not None}])
-        return write(out, TITLE, [_table(found), _ways()], records, [said[0], *_about()], pictures)
+        return write(out, title, [_table(found), _ways()], records, [said[0], *_about()], pictures)
 
-    return Experiment("table-true-bytes", TITLE, runs_of([row.cell for row in table_rows], asked), render)
+    return Experiment("table-true-bytes", title, runs_of([row.cell for row in table_rows], asked), render)
 
 
 def rows() -> list[Contender]:

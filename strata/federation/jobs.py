@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 import traceback
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -87,6 +87,7 @@ class EvaluateJob:
     numbers: tuple[int, ...]
     seed: int
     calibration: str = "train"  # whose samples batch norm's statistics come from: a part, or the devices'
+    fixed: tuple[str, ...] = ()  # batch norms whose statistics are the state's own, by their running means
     devices: ClassVar[int] = 0  # the server's own work has no limit
     evaluation: str = field(default_factory=lambda: secrets.token_hex(8))  # jobs that share it have the same weights
 
@@ -98,7 +99,13 @@ class FinishJob:
     cut: Cut
     seed: int
     calibration: str = "train"
+    fixed: tuple[str, ...] = ()
     devices: ClassVar[int] = 0
+
+
+@dataclass(frozen=True)
+class StatisticsJob(FinishJob):
+    """The statistics of the cut's batch norms, measured as for evaluation: its buffers."""
 
 
 @dataclass
@@ -126,11 +133,14 @@ class DeviceProgram:
             return self._train(job, _extracted(job.task.cut, state))
         if isinstance(job, CohortJob):
             return self._train_together(job.jobs, state)
+        if isinstance(job, StatisticsJob):
+            measured = self._reestimated(job, state)
+            return {name: measured[name] for name in self.workspace.graph.buffer_names if name in measured}
         if isinstance(job, FinishJob):
             state = _widened(job.cut, state)
-            return plain_state(self.workspace, job.cut, state, self._calibration(job), self.training)
+            return plain_state(self.workspace, job.cut, state, self._calibration(job), self.training, job.fixed)
         tensors, part = self._tensors(job, state), self.parts[job.part]
-        return evaluate_units(self.workspace, job.cut, tensors, part, self.training, job.bn, job.numbers)
+        return evaluate_units(self.workspace, job.cut, tensors, part, self.training, job.bn, job.numbers, job.fixed)
 
     def _train(self, job: TrainJob, received: dict[str, Tensor]) -> Update:
         assert self.workspace is not None
@@ -169,12 +179,14 @@ class DeviceProgram:
     def _tensors(self, job: EvaluateJob, state: Mapping[str, Tensor] | Parts) -> dict[str, Tensor]:
         if job.bn == "batch":
             return _extracted(job.cut, state)
-        assert self.workspace is not None
         if self._calibrated is None or self._calibrated[0] != job.evaluation:
-            extracted = _extracted(job.cut, state)
-            made = reestimated(self.workspace, job.cut, extracted, self._calibration(job), self.training)
-            self._calibrated = (job.evaluation, made)
+            self._calibrated = (job.evaluation, self._reestimated(job, state))
         return self._calibrated[1]
+
+    def _reestimated(self, job: EvaluateJob | StatisticsJob, state: Mapping[str, Tensor] | Parts) -> dict[str, Tensor]:
+        assert self.workspace is not None
+        extracted = _extracted(job.cut, state)
+        return reestimated(self.workspace, job.cut, extracted, self._calibration(job), self.training, job.fixed)
 
     def _calibration(self, job: EvaluateJob | FinishJob) -> Samples:
         source = self.train if job.calibration == "train" else self.parts[job.calibration]
@@ -216,23 +228,35 @@ def evaluate(
     seed: int,
     calibration: str = "train",
     objective: Objective = CLASSIFICATION,
+    fixed: Collection[str] = (),
 ) -> Evaluation:
-    """The cut's score on a part of the data, by the engine's workers; the same bits however they share it."""
+    """The cut's score on a part of the data, by the engine's workers; the same bits however they share it.
+
+    `fixed`: batch norms whose statistics are the state's own."""
     count = units(samples, bn)
-    each, name = UNITS_PER_JOB[bn], secrets.token_hex(8)
-    jobs = [
-        EvaluateJob(cut, round, part, bn, tuple(range(start, min(start + each, count))), seed, calibration, name)
-        for start in range(0, count, each)
-    ]
+    each = UNITS_PER_JOB[bn]
+    first = EvaluateJob(cut, round, part, bn, (), seed, calibration, held_norms(cut, fixed))
+    jobs = [replace(first, numbers=tuple(range(start, min(start + each, count)))) for start in range(0, count, each)]
     found = [unit for result in results(engine, jobs, state) for unit in result]
     return combine(found, bn, objective)
 
 
 def final_state(
-    engine: Engine, state: Mapping[str, Tensor], cut: Cut, seed: int, calibration: str = "train"
+    engine: Engine,
+    state: Mapping[str, Tensor],
+    cut: Cut,
+    seed: int,
+    calibration: str = "train",
+    fixed: Collection[str] = (),
 ) -> dict[str, Tensor]:
-    finished: dict[str, Tensor] = next(iter(results(engine, [FinishJob(cut, seed, calibration)], state)))
+    job = FinishJob(cut, seed, calibration, held_norms(cut, fixed))
+    finished: dict[str, Tensor] = next(iter(results(engine, [job], state)))
     return finished
+
+
+def held_norms(cut: Cut, fixed: Collection[str]) -> tuple[str, ...]:
+    """Those of the fixed norms that the cut has."""
+    return tuple(sorted(name for name in fixed if name in cut.shapes))
 
 
 def results(engine: Engine, jobs: Sequence[Any], state: Mapping[str, Tensor]) -> list[Any]:

@@ -14,6 +14,7 @@ from strata.federation.aggregation import Aggregate, RunningMean, ServerOptimize
 from strata.federation.checking import LARGEST_LOSS, problem_with
 from strata.federation.device_store import DeviceStore
 from strata.federation.jobs import CohortJob, Failed, TrainJob
+from strata.federation.norm_statistics import NormStatistics
 from strata.federation.privacy import Privacy, PrivateSum, Reach
 from strata.federation.robust import FEWEST, KeptUpdates, Robust, updates_needed
 from strata.federation.simulated_fleet import SimulatedFleet
@@ -50,6 +51,7 @@ class RoundSettings:
     adjusted: Callable[[Method, int], Method] | None = None  # the method for this attempt at a round: levels may change
     largest_loss: float = LARGEST_LOSS  # that is believed of a device
     store: DeviceStore | None = None  # where devices keep what the method wants them to keep
+    norms: NormStatistics | None = None  # batch norms with fixed statistics; None: there are none
 
     def __post_init__(self) -> None:
         if self.per_round < 1:
@@ -87,7 +89,7 @@ class Tally:
     upload_bytes: int = 0
     download_bytes: int = 0
     train_flops: int = 0
-    peak_bytes: int = 0
+    peaks: dict[int, int] = field(default_factory=dict)  # measured bytes of each device that answered
     loss_sum: float = 0.0
     samples: int = 0
 
@@ -97,9 +99,10 @@ class Tally:
             "upload_bytes": self.upload_bytes,
             "download_bytes": self.download_bytes,
             "train_flops": self.train_flops,
-            "peak_bytes": self.peak_bytes,
+            "peak_bytes": max(self.peaks.values(), default=0),
             "devices": list(self.asked),
             "dropped": [{"id": device, "reason": reason} for device, reason in self.dropped.items()],
+            "peaks": self.peaks,
         }
 
 
@@ -113,9 +116,10 @@ def play(
 ) -> tuple[FederationState, dict[str, Any]]:
     """The state after the next round, and its costs. `flops`: per training sample of a task."""
     round, tally = state.round, Tally()
+    state = replace(state, tensors=dict(method.begin(round, state.tensors)))
     for attempt in range(ATTEMPTS):
         assigning = settings.adjusted(method, round) if settings.adjusted else method
-        mean, cuts = _attempt(state, assigning, settings, engine, flops, log, attempt, tally)
+        state, mean, cuts = _attempt(state, assigning, settings, engine, flops, log, attempt, tally)
         if mean.updates >= settings.needed:
             break
         reasons = Counter(tally.dropped[device] for device in cuts if device in tally.dropped)
@@ -144,7 +148,8 @@ def _attempt(
     log: Callable[[str], None],
     attempt: int,
     tally: Tally,
-) -> tuple[Aggregate, dict[int, Cut]]:
+) -> tuple[FederationState, Aggregate, dict[int, Cut]]:
+    """What came of the devices, and the state with all that they needed."""
     round, fleet = state.round, settings.fleet
     if settings.privacy:
         reach = Reach.of(method, round, fleet.devices)
@@ -168,9 +173,14 @@ def _attempt(
             tally.download_bytes += trained_bytes(task.cut)
         else:
             tally.download_bytes += state.holdings.download_bytes(task.device, task.cut, value_bytes)
+        if settings.norms is not None:
+            tally.download_bytes += settings.norms.download_bytes(task, state.tensors)
         tally.reached[task.device] = task.cut
 
-    for task in method.assign(round, devices):
+    tasks = method.assign(round, devices)
+    if settings.norms is not None:
+        state = settings.norms.measured(state, tasks, engine)
+    for task in tasks:
         device = task.device
         cuts[device] = task.cut
         tally.dropped.pop(device, None)
@@ -203,10 +213,10 @@ def _attempt(
         mean.add(task.cut, update.tensors, float(update.samples) if settings.weighted else 1.0)
         if settings.store is not None and update.kept is not None:
             settings.store.write(task.device, round, update.kept)
-        tally.peak_bytes = max(tally.peak_bytes, update.peak_bytes)
+        tally.peaks[task.device] = max(tally.peaks.get(task.device, 0), update.peak_bytes)
         tally.loss_sum += update.loss * update.samples
         tally.samples += update.samples
-    return mean, cuts
+    return state, mean, cuts
 
 
 def _aggregate(state: FederationState, method: Method, settings: RoundSettings) -> Aggregate:

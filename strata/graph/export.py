@@ -6,10 +6,13 @@ torch.export(strict=False) with a dynamic batch; anything that cannot be exporte
 from __future__ import annotations
 
 import inspect
+import logging
 import operator
+import sys
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass
+from io import StringIO
 from typing import Any
 
 import torch
@@ -70,7 +73,8 @@ def export_model(model: nn.Module, inputs: InputSpec, training: bool) -> Exporte
     dynamic = pytree.tree_map(lambda _: {0: torch.export.Dim.DYNAMIC}, dict(bound))
     with _mode(model, training):
         try:
-            program = torch.export.export(model, args, kwargs, dynamic_shapes=dynamic, strict=False)
+            with _without_dumps():
+                program = torch.export.export(model, args, kwargs, dynamic_shapes=dynamic, strict=False)
             module = program.module(check_guards=False)
         except Exception as error:
             raise BadInput(_explain(model, error)) from error
@@ -149,7 +153,20 @@ def check_inputs(model: nn.Module, inputs: InputSpec) -> None:
         try:
             model(*args, **kwargs)
         except Exception as error:
-            raise BadInput(f"{_name(model)} fails on input {inputs} (batch of 2): {_first_line(error)}.") from error
+            raise BadInput(
+                f"{_name(model)} fails on input {inputs} (batch of 2): {_first_line(error)}.{_hint(model, inputs)}"
+            ) from error
+
+
+def _hint(model: nn.Module, inputs: InputSpec) -> str:
+    """What is most often wrong where a model does not take its inputs."""
+    tables = [name for name, part in model.named_modules() if isinstance(part, nn.Embedding)]
+    if not tables or not all(one.dtype.is_floating_point for one in inputs.inputs):
+        return ""
+    return (
+        f" It looks like a model of text or other ids ({tables[0]} is an embedding), and this input is of real numbers:"
+        " give it ids, as integers."
+    )
 
 
 @contextmanager
@@ -162,6 +179,30 @@ def _mode(model: nn.Module, training: bool) -> Iterator[None]:
     finally:
         for module, flag in before:
             module.training = flag
+
+
+@contextmanager
+def _without_dumps() -> Iterator[None]:
+    """Where torch.export fails it writes the graph so far, for its developers: a sentence of ours says it. What is
+    written where it does not fail comes out afterwards."""
+    out, err = StringIO(), StringIO()
+    logger = logging.getLogger("torch")
+    quiet = [handler for one in (logger, logging.lastResort) for handler in _handlers(one)]
+    levels = [handler.level for handler in quiet]
+    for handler in quiet:
+        handler.setLevel(logging.CRITICAL)
+    try:
+        with redirect_stdout(out), redirect_stderr(err):
+            yield
+    finally:
+        for handler, level in zip(quiet, levels, strict=True):
+            handler.setLevel(level)
+    sys.stdout.write(out.getvalue())
+    sys.stderr.write(err.getvalue())
+
+
+def _handlers(of: logging.Logger | logging.Handler | None) -> list[logging.Handler]:
+    return of.handlers if isinstance(of, logging.Logger) else [] if of is None else [of]
 
 
 def _drop_assertions(graph: fx.Graph) -> None:

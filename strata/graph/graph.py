@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from strata.core.errors import BadInput
+from strata.graph.batch_norms import BatchNorm, find_batch_norms
 from strata.graph.cached import cached_exports
 from strata.graph.channels import ALWAYS, Ids
 from strata.graph.cut import Cut, Kept
@@ -129,6 +131,11 @@ class ChannelGraph:
     def classes(self) -> int:
         """How many scores there are per sample (or per position): the size of the output's last dim, whatever for."""
         return self.output_shape[-1]
+
+    @cached_property
+    def batch_norms(self) -> tuple[BatchNorm, ...]:
+        """Those that use the batch's statistics in training."""
+        return find_batch_norms(self._modes["train"].graph, self.parameter_names)
 
     # --- cuts --------------------------------------------------------------------------------------------------
 
@@ -301,6 +308,33 @@ class ChannelGraph:
         if mode not in self._static:
             self._static[mode] = static_of(self._modes[mode].graph)
         return self._static[mode]
+
+    # --- channels by id ----------------------------------------------------------------------------------------
+
+    @property
+    def output_dims(self) -> Mapping[str, int]:
+        """Of each weight that makes channels (the classifier too), the dim along which they lie."""
+        return self._source_dims
+
+    def channel_ids(self, name: str) -> tuple[np.ndarray | None, ...]:
+        """Per dim of a state entry, the id of the channel at each index; None: no cut can shorten it."""
+        return tuple(None if vector is None else self._vectors[vector] for vector in self._state_vectors[name])
+
+    def leaves_of(self, identity: int) -> tuple[int, ...]:
+        """The outputs of weights that this channel is made of: itself, or the operands of a sum."""
+        if identity < self._leaf_count:
+            return (identity,) if identity != ALWAYS else ()
+        return tuple(self._meets[identity - self._leaf_count].tolist())
+
+    def channel_of(self, leaves: frozenset[int]) -> int | None:
+        """The other way round; None where these do not meet."""
+        if len(leaves) == 1:
+            return next(iter(leaves))
+        return self._meet_numbers.get(leaves)
+
+    @cached_property
+    def _meet_numbers(self) -> dict[frozenset[int], int]:
+        return {frozenset(meet.tolist()): self._leaf_count + number for number, meet in enumerate(self._meets)}
 
     # --- inside ------------------------------------------------------------------------------------------------
 

@@ -37,7 +37,7 @@ class SubModel(nn.Module):
         for name, value in graph.cut_constants(table).items():
             _attach(self, name, value, persistent=False)
         graphs = {mode: _rewritten(self, graph, table, mode, output) for mode in ("train", "eval")}
-        forwards = {mode: _compiled(one, mode) for mode, one in graphs.items()}
+        forwards = {mode: compiled(one, mode) for mode, one in graphs.items()}
         self._strata: dict[str, Any] = {"cut": cut, "train_graph": graphs["train"], "forwards": forwards}
 
     def forward(self, *inputs: Tensor) -> Tensor:
@@ -90,8 +90,8 @@ def _rewritten(module: SubModel, graph: ChannelGraph, table: KeptTable, mode_nam
     return new
 
 
-def _compiled(graph: fx.Graph, mode_name: str) -> Callable[..., Tensor]:
-    """Its Python code, in which each value is dropped after its last use."""
+def compiled(graph: fx.Graph, mode_name: str) -> Callable[..., Tensor]:
+    """Its Python code, as a function of the module and its inputs; each value is dropped after its last use."""
     code = graph.python_code("self")
     scope: dict[str, Any] = dict(code.globals)
     exec(compile(code.src, f"<strata submodel, {mode_name}>", "exec"), scope)

@@ -164,6 +164,11 @@ class Method(ABC):
         """What is evaluated after this round."""
         return self.server_cut()
 
+    def begin(self, round: int, tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        """The server's tensors as this round begins: as they are, or others in their place (SLT's new channels). Of its
+        arguments alone: a round that is redone, or resumed, begins alike."""
+        return tensors
+
     def aggregation(self, round: int, tensors: Mapping[str, Tensor]) -> Aggregate | None:
         """What makes new values of the devices' updates, from the server's `tensors`; None: as the run says."""
         return None

@@ -30,6 +30,7 @@ class Budget:
     accounting: str | None = None  # None: paper for constraints, peak for bytes
     options: Mapping[str, Any] = field(default_factory=dict)
     model_name: str | None = None  # for a plan
+    reserve: str | None = None  # "scratch": what libraries take has to be within `sizes` too
 
     def need(self, graph: ChannelGraph, cut: Cut) -> int:
         """Bytes of a device's step."""
@@ -53,5 +54,6 @@ class Budget:
             rounds=self.rounds,
             accounting=self.accounting,
             name=self.model_name,
+            reserve=self.reserve,
             **self.options,
         )

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from strata.core.errors import BadInput
 from strata.core.sizes import parse_bytes
-from strata.execution import Execution
+from strata.execution import Execution, scratch_bytes
 from strata.methods.budget import Budget
 from strata.methods.registry import method_class
+from strata.planning.reserve import check_reserve, reserving
 
 if TYPE_CHECKING:
-    from strata.graph import ChannelGraph
+    from strata.graph import ChannelGraph, Cut
     from strata.methods.base import Method
 
 
@@ -33,6 +35,7 @@ def method_named(
     seed: int = 0,
     accounting: str | None = None,
     model_name: str | None = None,
+    reserve: str | None = None,
     **options: Any,
 ) -> Method:
     """`constraints` are width ratios, `budgets` bytes; several are levels of devices. `options`: those of the method's
@@ -53,8 +56,20 @@ def method_named(
         accounting=accounting,
         options=options,
         model_name=model_name,
+        reserve=reserve,
     )
-    return method.from_budget(graph, budget)
+    check_reserve(reserve, budget.sizes, accounting)
+    if reserve is None or method.card.needs_plan:  # a plan does it itself, for its steps
+        return method.from_budget(graph, budget)
+
+    def with_scratch(cut: Cut) -> int:
+        return budget.need(graph, cut) + scratch_bytes(graph, cut, budget.execution)
+
+    return reserving(
+        budget.sizes,
+        lambda sizes: method.from_budget(graph, replace(budget, sizes=sizes)),
+        lambda made: made.most_bytes(with_scratch),
+    )
 
 
 def check_levels(

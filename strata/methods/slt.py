@@ -7,6 +7,7 @@ submodel is evaluated: the full model once the scale is 1.
 
 Schedule early-stopping: the next step begins when the accuracy has not exceeded the best of its step for `patience`
 rounds. (The best is the step's own: new head channels start untrained, so a step may open below its predecessor.)
+What they start from is `fill`: as published, the values that the whole model was initialised with.
 """
 
 from __future__ import annotations
@@ -17,12 +18,16 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Self
 
 from strata.core.errors import BadInput
+from strata.core.seeds import generator
 from strata.core.settings import Setting
+from strata.graph.filling import filled
 from strata.methods.base import Method
 from strata.methods.card import Card
-from strata.planning.schedules import DEFAULT_PATIENCE, SCHEDULES
+from strata.planning.schedules import DEFAULT_PATIENCE, FILLS, SCHEDULES
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from strata.graph import ChannelGraph, Cut
     from strata.methods.budget import Budget
     from strata.planning import Plan
@@ -65,19 +70,27 @@ class SLT(Method):
                 whole=True,
             ),
             "head_fraction": Setting("the head uses this share of its width", metavar="F", above=0),
+            "fill": Setting("starting values of new channels", metavar="NAME", choices=FILLS),
         },
         needs_plan=True,
     )
     graph: ChannelGraph = field(init=False)
     plan: Plan
     progress: Progress = Progress()
+    fill: str = field(default="published", metadata={"since": 2})  # new channels at a step change (graph/filling.py)
+    seed: int = field(default=0, metadata={"since": 2})  # of fill's shares, where it draws any
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "graph", self.plan.graph)
+        if self.fill not in FILLS:
+            raise BadInput(f"the fill of slt is one of {', '.join(FILLS)}, not {self.fill!r}")
 
     @classmethod
     def from_budget(cls, graph: ChannelGraph, budget: Budget) -> Self:
-        return cls(budget.plan(graph))
+        planned = dict(budget.options)
+        fill = planned.pop("fill", "published")
+        seed = budget.seed if fill == "copies" else 0
+        return cls(replace(budget, options=planned).plan(graph), fill=fill, seed=seed)
 
     def most_bytes(self, count: Callable[[Cut], int]) -> list[int]:
         """More than the prefix model after which a constraint is named, perhaps: a plan by the paper's accounting may
@@ -107,6 +120,14 @@ class SLT(Method):
     def cut_for(self, round: int, device: int) -> Cut:
         levels = len(self.plan.levels)
         return self.plan.cut(self.step(round), level=device % levels if levels else None)
+
+    def begin(self, round: int, tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        """At the beginning and at a step change: the values that new channels start from."""
+        now, last = self.step(round), self.step(round - 1) if round else None
+        if self.fill == "published" or now == last:
+            return tensors
+        before = None if last is None else self.plan.cut(last)
+        return filled(self.graph, self.fill, before, self.plan.cut(now), tensors, generator(self.seed, "fill", now))
 
     def evaluation_cut(self, round: int) -> Cut:
         return self.plan.cut(self.step(round))

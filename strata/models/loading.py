@@ -5,12 +5,14 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 
+import torch
 from torch import nn
 
 from strata.core.errors import BadInput, one_line
 from strata.core.importing import find
 from strata.models.densenet import densenet40
 from strata.models.resnet import resnet20, resnet44, resnet56
+from strata.models.resnet18 import resnet18, resnet18_gn
 
 # name -> (maker, what the image side must be a multiple of)
 BUILT_IN: dict[str, tuple[Callable[..., nn.Module], int]] = {
@@ -18,6 +20,8 @@ BUILT_IN: dict[str, tuple[Callable[..., nn.Module], int]] = {
     "resnet44": (resnet44, 16),
     "resnet56": (resnet56, 16),
     "densenet40": (densenet40, 32),
+    "resnet18": (resnet18, 8),
+    "resnet18_gn": (resnet18_gn, 8),
 }
 DEFAULT_CLASSES = 10
 
@@ -27,7 +31,9 @@ def load_model(name: str, classes: int | None = None, input_shape: tuple[int, ..
     if classes is not None and classes < 1:
         raise BadInput(f"the number of classes must be at least 1, not {classes}")
     if ":" in name:
-        return _call(name, _find(name), classes)
+        made = _call(name, _find(name), classes)
+        check_float32(made)
+        return made
     if name not in BUILT_IN:
         raise BadInput(f"unknown model {name!r}: use {', '.join(BUILT_IN)} or package.module:callable")
     make, multiple = BUILT_IN[name]
@@ -39,6 +45,14 @@ def load_model(name: str, classes: int | None = None, input_shape: tuple[int, ..
             f"not {show_shape(input_shape)}"
         )
     return make(num_classes=classes or DEFAULT_CLASSES, image_size=input_shape[1])
+
+
+def check_float32(model: nn.Module) -> None:
+    """Plans and runs say it alike, before anything slow."""
+    for name, parameter in model.named_parameters():
+        if parameter.is_floating_point() and parameter.dtype != torch.float32:
+            kind = str(parameter.dtype).removeprefix("torch.")
+            raise BadInput(f"the model's {name} is {kind} and runs train in float32: give model.float()")
 
 
 def show_shape(shape: tuple[int, ...]) -> str:

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from strata.core.errors import BadInput
 from strata.core.sizes import at_least_one, parse_bytes, parse_ratio, parse_shape, several
-from strata.execution import ACCOUNTINGS, Execution
+from strata.execution import ACCOUNTINGS, Execution, memory, scratch_bytes
 from strata.graph import ChannelGraph
+from strata.models.loading import check_float32
 from strata.planning.infeasible import PlanInfeasible, remedies, shortfall, smallest_budget
 from strata.planning.plans import Level, Plan, Step, request_json
 from strata.planning.pricing import Pricing
+from strata.planning.reserve import check_reserve, reserving
 from strata.planning.schedules import DEFAULT_PATIENCE, SCHEDULES, until_rounds
 from strata.planning.search import Configuration, search, smallest_frozen, with_narrower_head
 
@@ -36,6 +39,7 @@ def plan(
     proximal: float = 0.0,
     activation_checkpointing: int | str | None = None,
     execution: Execution | None = None,
+    reserve: str | None = None,
 ) -> Plan:
     """The steps of Successive Layer Training within `budget` bytes ("24 MiB"), or within what the model scaled to the
     width `constraint` needs. Several budgets or constraints are levels of devices.
@@ -43,9 +47,11 @@ def plan(
     `accounting` says how bytes are counted: `peak` (live bytes of a real training step; default with `budget`) or
     `paper` (default with `constraint`). With `micro_batch` devices take so many samples of a batch at a time and sum
     the gradients; with `activation_checkpointing` they compute most activations anew. Give both to LocalTraining too.
-    `proximal` counts the copy of the weights that FedProx keeps. An `execution` says all of this at once. A
+    `proximal` counts the copy of the weights that FedProx keeps. An `execution` says all of this at once; as a
+    strata.training.LocalTraining it may have an optimizer of your own, and what that keeps is counted too. A
     ChannelGraph may stand in for the model, to export it only once. `input_shape` is (3, 32, 32) if not given, or the
     ChannelGraph's own.
+    reserve="scratch": library scratch, measured once per machine, has to fit into the budget too.
     Raises PlanInfeasible where nothing fits, BadInput where the request makes no sense.
     """
     asked = _levels(budget, constraint)
@@ -65,11 +71,34 @@ def plan(
             proximal=float(proximal),
         )
     graph = _graph(model, input_shape)
+    check_reserve(reserve, () if budget is None else asked, accounting)
+    made = partial(
+        _plan, graph, execution=execution, accounting=accounting, rounds=rounds, schedule=schedule,
+        head_fraction=head_fraction, patience=patience, name=name or _name(model),
+    )  # fmt: skip
+    if reserve is None:
+        return made(asked)
+    sizes = [int(size) for size in asked]
+    within = reserving(sizes, made, lambda found: _with_scratch(found, execution))
+    levels = tuple(replace(level, budget_bytes=size) for level, size in zip(within.levels, sizes, strict=False))
+    return replace(within, budget_bytes=min(sizes), levels=levels, reserve=reserve)
 
+
+def _plan(
+    graph: ChannelGraph,
+    asked: Sequence[int | float],
+    *,
+    execution: Execution,
+    accounting: str,
+    rounds: int,
+    schedule: str,
+    head_fraction: float,
+    patience: int,
+    name: str,
+) -> Plan:
     price = Pricing(graph, execution, accounting)
     budgets = [ask if isinstance(ask, int) else price.of_width(ask) for ask in asked]
     weakest = min(budgets)
-    name = name or _name(model)
     full_bytes = price.bytes(0, 0, 1.0)
     configurations = search(price.bytes, graph.depth, price.scales, weakest)
     if configurations is None:
@@ -98,9 +127,21 @@ def plan(
     )
 
 
+def _with_scratch(plan: Plan, execution: Execution) -> list[int]:
+    """Of each level, the most that a step takes with what libraries take beside it."""
+    levels = range(len(plan.levels)) if plan.levels else (None,)
+    cuts = [{plan.cut(step.step, level) for step in plan.steps} for level in levels]
+    graph = plan.graph
+    return [
+        max(memory(graph, cut, execution).total + scratch_bytes(graph, cut, execution) for cut in of_level)
+        for of_level in cuts
+    ]
+
+
 def _graph(model: nn.Module | ChannelGraph, input_shape: Sequence[int] | str | None) -> ChannelGraph:
     shape = None if input_shape is None else parse_shape(input_shape)
     if not isinstance(model, ChannelGraph):
+        check_float32(model)
         return ChannelGraph(model, input_shape=shape or (3, 32, 32))
     if shape not in (None, tuple(model.input_shape)):
         raise BadInput(f"the graph was made for inputs of {tuple(model.input_shape)}, not {shape}")

@@ -63,6 +63,7 @@ class Plan:
     levels: tuple[Level, ...] = ()  # only for heterogeneous budgets, in the order given
     patience: int = DEFAULT_PATIENCE  # only for early-stopping
     rounds_in_all: int | None = None  # only for early-stopping: elsewhere the end of the last step
+    reserve: str | None = None  # "scratch": what libraries take is within the budget, beside the steps' bytes
     graph: ChannelGraph = field(kw_only=True, repr=False, compare=False)
 
     @property
@@ -122,6 +123,7 @@ class Plan:
             ),
             "feasible": True,
             **({} if self.rounds_in_all is None else {"rounds": self.rounds_in_all}),
+            **({} if self.reserve is None else {"reserve": self.reserve}),
             "steps": [asdict(step) for step in self.steps],
             **(levels if self.levels else {}),
         }
@@ -143,6 +145,7 @@ class Plan:
                 levels=tuple(map(_level, data.get("levels", ()))),
                 patience=patience,
                 rounds_in_all=_maybe(int, data.get("rounds")),
+                reserve=_maybe(str, data.get("reserve")),
                 graph=graph,
             )
         except (KeyError, TypeError, ValueError, AttributeError) as error:

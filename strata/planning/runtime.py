@@ -5,6 +5,7 @@ A budget counts tensors; a device needs this much more.
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import subprocess
@@ -12,15 +13,12 @@ import sys
 
 from strata.core.processes import status_bytes
 
-# One thread, one heap, and every block from 64 KiB on returned to the kernel when it is freed: what a process holds
-# is then what it uses. Read by the C library at start, so it has to be in a child's environment.
-ENVIRONMENT = {
-    "OMP_NUM_THREADS": "1",
-    "MKL_NUM_THREADS": "1",
-    "MALLOC_ARENA_MAX": "1",
-    "MALLOC_MMAP_THRESHOLD_": "65536",
-    "MALLOC_TRIM_THRESHOLD_": "65536",
-}
+# One heap, and every block from 64 KiB on returned to the kernel when it is freed: what a process holds is then what it
+# uses. Read by glibc at start, so it has to be in a child's environment; `give_back_memory` does it later.
+MALLOC = {"MALLOC_ARENA_MAX": "1", "MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}
+ENVIRONMENT = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", **MALLOC}
+# the same by mallopt(3)
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8
 _CHILD = """
 import json
 from strata.planning.runtime import resident_bytes, tiny_step
@@ -57,6 +55,18 @@ def child_environment() -> dict[str, str]:
     """The parent's, with one thread and no hoarding, able to import what the parent can."""
     path = os.pathsep.join(entry or os.getcwd() for entry in sys.path)
     return {**os.environ, **ENVIRONMENT, "PYTHONPATH": path}
+
+
+def give_back_memory() -> bool:
+    """For a process of your own that trains on a device: from now on what it frees goes back to the kernel, as in
+    Strata's device processes. False where the C library is not glibc, which has another way of its own."""
+    try:
+        mallopt = ctypes.CDLL(None).mallopt
+    except (AttributeError, OSError, TypeError):
+        return False
+    settings = ((_M_ARENA_MAX, 1), (_M_MMAP_THRESHOLD, 65536), (_M_TRIM_THRESHOLD, 65536))
+    taken = [mallopt(number, value) == 1 for number, value in settings]
+    return all(taken)
 
 
 def tiny_step() -> None:

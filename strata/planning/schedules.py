@@ -16,6 +16,7 @@ Parameters = Callable[[int, int, float], int]
 Rounds = Sequence[Fraction | int]
 
 SCHEDULES = ("cumulative", "paper", "authors", "equal", "early-stopping")
+FILLS = ("published", "fan-in", "zero", "copies")  # what channels that a step brings start from (graph/filling.py)
 DEFAULT_PATIENCE = 15  # the paper tries 5, 15 and 25
 
 

@@ -13,6 +13,8 @@ from strata.core.sizes import show_bytes
 from strata.models.loading import show_shape
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from strata.planning.plans import Plan, Step
 
 BAR = 10  # characters for a full budget
@@ -26,8 +28,9 @@ def render(plan: Plan) -> str:
     return out.getvalue().rstrip("\n")
 
 
-def renderable(plan: Plan, width: int = WIDTH) -> RenderableType:
-    return Group(_heading(plan), _steps(plan, wide=width >= WIDTH), *_notes(plan))
+def renderable(plan: Plan, width: int = WIDTH, scratch: Sequence[int] | None = None) -> RenderableType:
+    """`scratch`: what libraries take beside each step on this machine, where that is known."""
+    return Group(_heading(plan), _steps(plan, width >= WIDTH, scratch), *_notes(plan, scratch))
 
 
 def _heading(plan: Plan) -> Text:
@@ -36,14 +39,16 @@ def _heading(plan: Plan) -> Text:
         (plan.model, "bold"),
         f": {plan.classes} classes, input {show_shape(plan.input_shape)}, batch {plan.batch}\n"
         f"budget {show_bytes(plan.budget_bytes)}, {share:.1%} of the {show_bytes(plan.full_bytes)} that training the "
-        f"whole model needs ({plan.accounting} accounting)",
+        f"whole model needs ({plan.accounting} accounting{', library scratch within the budget' * bool(plan.reserve)})",
     )
 
 
-def _steps(plan: Plan, wide: bool) -> Table:
+def _steps(plan: Plan, wide: bool, scratch: Sequence[int] | None) -> Table:
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for name in ("step", "rounds", "frozen", "in full", "head", "memory", "of budget", "trained", "upload", "MFLOP"):
-        if wide or name != "upload":
+    left_out = {*(() if wide else ("upload",)), *(() if scratch else ("scratch",))}
+    names = ("step", "rounds", "frozen", "in full", "head", "memory", "scratch", "of budget", "trained", "upload")
+    for name in (*names, "MFLOP"):
+        if name not in left_out:
             table.add_column(name, justify="left" if wide and name == "of budget" else "right", no_wrap=True)
     start = 0
     for step in plan.steps:
@@ -55,6 +60,7 @@ def _steps(plan: Plan, wide: bool) -> Table:
             _layers(step.k_frozen + 1, step.k_trained),
             "none" if step.k_trained == plan.graph.depth else f"{step.scale:.3f}",
             show_bytes(step.memory_bytes),
+            *([show_bytes(scratch[step.step])] if scratch else []),
             _bar(share) if wide else f"{share:.0%}",
             f"{step.trained_parameters:,}",
             *([show_bytes(step.upload_bytes)] if wide else []),
@@ -82,7 +88,7 @@ def _bar(share: float) -> str:
     return f"{'█' * min(filled, BAR)}{'·' * (BAR - filled)} {share:>4.0%}"
 
 
-def _notes(plan: Plan) -> list[Text]:
+def _notes(plan: Plan, scratch: Sequence[int] | None) -> list[Text]:
     notes = []
     if len(plan.steps) == 1:
         notes.append("The whole model fits the budget: it trains as it is, in one step.")
@@ -94,6 +100,16 @@ def _notes(plan: Plan) -> list[Text]:
     notes.append(
         f"Activations are {activations:.0%} of the memory; the rest is weights and gradients. MFLOP: to train a sample."
     )
+    if scratch and plan.accounting == "peak":
+        total, step = max((step.memory_bytes + scratch[step.step], step.step) for step in plan.steps)
+        notes.append(
+            f"With library scratch (measured here) a step takes up to {show_bytes(total)}, at step {step}: "
+            + (
+                "within the budget."
+                if total <= plan.budget_bytes
+                else "more than the budget; --reserve scratch counts it."
+            )
+        )
     if plan.schedule == "early-stopping":
         notes.append(f"The next step begins after {plan.patience} rounds without better accuracy (early-stopping).")
     if plan.skipped:

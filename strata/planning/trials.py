@@ -20,9 +20,10 @@ import torch
 from torch import nn
 
 from strata.core.errors import one_line
-from strata.execution import Execution, backward, forward_in_segments, measure_cut, memory
+from strata.execution import Execution, backward, measure_cut, memory, training_forward
 from strata.execution.layout import submodel_as_trained
-from strata.execution.segments import Segmented
+from strata.execution.measured import Forward
+from strata.execution.scratch import remember_scratch
 from strata.graph import ChannelGraph, Cut
 from strata.graph.inputs import images_last
 from strata.models.loading import load_model
@@ -57,6 +58,7 @@ def serve() -> None:
 
 def measure(graph: ChannelGraph, cut: Cut, execution: Execution, say: Say) -> None:
     found = measure_cut(graph, cut, execution)
+    remember_scratch(graph, cut, execution, found.scratch)
     say({"measured_bytes": found.peak, "scratch_bytes": found.scratch})
 
 
@@ -67,7 +69,7 @@ def train_capped(graph: ChannelGraph, cut: Cut, execution: Execution, allowance:
     model's. Its tensors have gone back to the kernel when the baseline is read.
     """
     model, last = submodel_as_trained(graph, cut)
-    forward = forward_in_segments(graph, cut, model, execution)
+    forward = training_forward(graph, cut, model, execution)
     train(model, graph, execution, forward, last, steps=1)
     model.zero_grad()
     gc.collect()
@@ -81,7 +83,7 @@ def train_capped(graph: ChannelGraph, cut: Cut, execution: Execution, allowance:
 
 
 def train(
-    model: nn.Module, graph: ChannelGraph, execution: Execution, forward: Segmented | None, last: bool, steps: int
+    model: nn.Module, graph: ChannelGraph, execution: Execution, forward: Forward | None, last: bool, steps: int
 ) -> None:
     trained = [p for p in model.parameters() if p.requires_grad]
     optimizer = torch.optim.SGD(trained, 0.01, execution.momentum, weight_decay=execution.weight_decay)

@@ -357,6 +357,7 @@
     for (const group of data.groups) {
       const facts = [["highest on the way", group.best == null ? "–" : percent(group.best) + " %"], ["measured peak, a device", bytes(group.peak_bytes)], ["upload in all", bytes(group.upload_bytes)],
         ["download in all", bytes(group.download_bytes)], ["training operations", flops(group.train_flops)], ["time", duration(group.seconds)], ["devices dropped", `${group.failures.dropped} of ${group.failures.asked}`]];
+      const over = group.over_bytes ? el("p", { class: "over", role: "alert", text: `Over its budget by ${bytes(group.over_bytes)}: a device with no more memory than that would have died.` }) : null;
       if (group.privacy) facts.push(["differential privacy", group.privacy]);
       const list = el("dl");
       for (const [name, value] of facts) list.append(el("dt", { text: name }), el("dd", { text: value }));
@@ -365,7 +366,7 @@
       big.append(el("small", { text: group.accuracy == null ? " not evaluated yet" : (group.accuracy_std == null ? "" : ` ± ${percent(group.accuracy_std)}`) + " %" }));
       box.append(el("article", { class: "card", colour: group.colour },
         el("div", { class: "name" }, el("span", { text: group.label }), el("span", { class: "tag " + group.status, text: group.status })), big,
-        el("div", { class: "under", text: `test accuracy after ${group.at} of ${group.rounds} rounds, ${counted(group)}` }), el("div", { class: "bar" }, fill), list));
+        el("div", { class: "under", text: `test accuracy after ${group.at} of ${group.rounds} rounds, ${counted(group)}` }), el("div", { class: "bar" }, fill), over, list));
     }
     return box;
   }
@@ -397,7 +398,11 @@
     const options = single ? [[data.groups[0].label, "by step"]] : [[null, "All methods"], ...stepped.map((group) => [group.label, group.label + ", by step"])];
     if (!options.some(([value]) => value === state.memory)) state.memory = options[0][0];
     const notes = [...new Set(visible().map((group) => group.memory.note).filter(Boolean))];
-    return section("Memory against the budget", (accountings ? `Bars: what the ${accountings} accounting counts, the one the budget is given in. ` : "") + "Diamonds: tensor bytes measured in training, of the largest single device. The two count different things.",
+    const broken = visible().filter((group) => group.over_bytes).map((group) => group.label + " by " + bytes(group.over_bytes));
+    const verdict = broken.length ? el("p", { class: "over", text: "Over the budget: " + broken.join(", ") + "." }) : null;
+    const counted = accountings ? `Bars: what the ${accountings} accounting counts, the one the budget is given in. ` : "";
+    const paper = accountings.includes("paper") ? " The paper's count is not true bytes: a diamond above its budget does not break it, and a device needs what the diamond says." : accountings ? " Both are true bytes: a diamond above the budget's line broke it." : "";
+    return section("Memory against the budget", counted + "Diamonds: tensor bytes measured in training, of the largest single device." + paper, verdict,
       options.length > 1 ? el("div", { class: "controls" }, choices(options, state.memory, (value) => { state.memory = value; one.draw(); })) : null, one.place, ...notes.map((text) => el("p", { class: "note", text })));
   }
   function classSection() {

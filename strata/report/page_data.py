@@ -81,6 +81,7 @@ def _lead(runs: Sequence[RecordedRun]) -> list[str]:
 
 def _group(group: Group, colour: str, rebuilt: Reconstruction | None) -> dict[str, Any]:
     curve, standing = group.curve(), group.standing()
+    memory = _memory(group, rebuilt)
     return {
         "label": group.label,
         "method": group.method,
@@ -100,14 +101,21 @@ def _group(group: Group, colour: str, rebuilt: Reconstruction | None) -> dict[st
         "dropped": group.dropped,
         "privacy": group.privacy,
         "budget": budget_text(group.runs[0]),
-        "bn": str(group.runs[0].settings.get("bn") or ""),
+        "bn": _batch_norm(group.runs[0]),
         "curve": {"rounds": curve.rounds, "mean": curve.mean, "std": curve.std, "runs": curve.runs, **curve.costs},
         "runs": [_run(run) for run in group.runs],
-        "memory": _memory(group, rebuilt),
+        "memory": memory,
+        "over_bytes": _over(group, memory),
         "per_class": group.per_class(),
         "failures": _failures(group),
         "parts": _parts(group.runs[0], rebuilt),
     }
+
+
+def _batch_norm(run: RecordedRun) -> str:
+    """How it is evaluated; empty for a network without it, as a finished run says."""
+    told = run.settings if run.summary is None or "bn" not in run.summary else run.summary
+    return str(told.get("bn") or "")
 
 
 def _run(run: RecordedRun) -> dict[str, Any]:
@@ -147,6 +155,14 @@ def _memory(group: Group, rebuilt: Reconstruction | None) -> dict[str, Any]:
         for step in sorted({*accounted, *measured})
     ]
     return {"accounting": accounting, "budgets": budgets, "note": note, "steps": rows}
+
+
+def _over(group: Group, memory: Mapping[str, Any]) -> float:
+    """Bytes above the budget, 0 for within it. A run of an older version did not record it for each device: its
+    largest device is held against the largest budget."""
+    if group.over_budget_bytes or memory["accounting"] != "peak" or not memory["budgets"]:
+        return group.over_budget_bytes
+    return max(0.0, (group.peak_bytes or 0) - max(memory["budgets"]))
 
 
 def _accounted(steps: Sequence[Mapping[str, Any]]) -> dict[int, dict[str, float | None]]:

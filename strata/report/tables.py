@@ -37,7 +37,7 @@ def summary(data: PageData) -> ReportTable:
                 accuracy_text(group),
                 f"{group['at']}/{group['rounds']}",
                 f"{seeds} of {runs}" if seeds < runs else str(seeds),
-                _size(group["peak_bytes"]),
+                _size(group["peak_bytes"]) + _over(group),
                 _size(group["upload_bytes"]),
                 _size(group["download_bytes"]),
                 _tera(group["train_flops"]),
@@ -47,6 +47,10 @@ def summary(data: PageData) -> ReportTable:
     columns = ("method", "accuracy in %", "rounds", "seeds", "largest device", "upload", "download", "TFLOP")
     header = tuple(records[0]) if records else ()
     return ReportTable(header, [tuple(record.values()) for record in records], _for_readers(title, columns, shown))
+
+
+def _over(group: Mapping[str, Any]) -> str:
+    return f" ({_size(group['over_bytes'])} OVER ITS BUDGET)" if group["over_bytes"] else ""
 
 
 def _summary_of(group: Mapping[str, Any]) -> dict[str, Any]:
@@ -60,6 +64,7 @@ def _summary_of(group: Mapping[str, Any]) -> dict[str, Any]:
         "accuracy_std": group["accuracy_std"],
         "best_accuracy": group["best"],
         "peak_bytes": group["peak_bytes"],
+        "over_budget_bytes": group["over_bytes"],
         "upload_bytes": group["upload_bytes"],
         "download_bytes": group["download_bytes"],
         "train_flops": group["train_flops"],

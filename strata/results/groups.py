@@ -12,6 +12,7 @@ from strata.core.sizes import show_bytes
 from strata.results.curves import COSTS, Curve, evaluations, over_rounds
 from strata.results.reading import RecordedRun, listed, mapping, number, numbers
 from strata.results.statistics import deviation, mean
+from strata.runs.entries import execution_text
 
 _SEEDED = {"seed", "plan"}  # of a method's settings; a plan's hash holds no seed, but its content is compared instead
 
@@ -66,6 +67,11 @@ class Group:
     @property
     def peak_bytes(self) -> float | None:
         return max((p for run in self.runs for p in numbers(run.records, "peak_bytes") if p), default=None)
+
+    @property
+    def over_budget_bytes(self) -> float:
+        """What the worst device took above its budget, where that was counted in true bytes."""
+        return max((p for run in self.runs for p in numbers(run.records, "over_budget_bytes") if p), default=0)
 
     @property
     def privacy(self) -> str:
@@ -159,6 +165,7 @@ def _key(run: RecordedRun) -> str:
 # What a label may say beyond the method, in this order, where it tells groups apart
 _DISTINGUISHING: tuple[tuple[str, str], ...] = (
     ("model", "{}"), ("data", "{}"), ("partition", "{}"), ("budget", "{}"), ("variant", "{}"), ("schedule", "{}"),
+    ("execution", "{}"),
     ("rounds", "{} rounds"), ("devices", "{} devices"), ("per_round", "{} a round"), ("lr", "lr {}"), ("bn", "bn {}"),
     ("dropout", "dropout {}"),
 )  # fmt: skip
@@ -190,6 +197,7 @@ def _facts(run: RecordedRun) -> dict[str, str]:
         "budget": budget_text(run),
         "variant": str(method.get("variant") or ""),
         "schedule": str(run.plan.get("schedule") or ""),
+        "execution": execution_text(mapping(settings.get("training"))),
         **{key: str(settings.get(key, "")) for key in ("rounds", "devices", "per_round", "lr", "bn", "dropout")},
     }
 

@@ -45,6 +45,7 @@ class Checkpoints:
             "order": list(state.tensors),  # safetensors sorts; state_dict order is part of the state
             "method": state.method,
             "holdings": state.holdings.to_json(),
+            **({"norms": state.norms} if state.norms else {}),
             "bytes": len(data),
             "sha256": hashlib.sha256(data).hexdigest(),
         }
@@ -97,6 +98,7 @@ class Checkpoints:
             slots={name.removeprefix("slot/"): t for name, t in tensors.items() if name.startswith("slot/")},
             method=values["method"],
             holdings=Holdings.load(arrays, values["holdings"]),
+            norms=values.get("norms", {}),
         )
 
     def _tidy(self) -> None:

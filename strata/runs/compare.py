@@ -13,6 +13,7 @@ from strata.core.files import Lock, read_object, said_plainly, write_json
 from strata.core.settings import differences
 from strata.methods import method_class
 from strata.runs.config import RunConfig, of_some_methods
+from strata.runs.entries import Entry
 from strata.runs.launch import Resources, launch
 from strata.runs.progress import display
 
@@ -24,35 +25,37 @@ def compare(
     config: RunConfig, methods: Sequence[str], seeds: int, out: Path, *, progress: bool = True
 ) -> dict[str, list[Path]]:
     """Carries out the runs, in out/METHOD/seed-N: finished ones are kept, half-finished ones resumed. The folders of
-    each method, one per seed."""
-    _check(methods, seeds)
+    each method, one per seed. A method may come with settings of its own for how steps are taken (entries.py)."""
+    entries = [Entry.of(method) for method in methods]
+    _check(entries, seeds)
     config.check()
-    configs = [
-        config.changed(method=method, seed=config.course.seed + number, **_not_for(method))
+    runs = [
+        (entry, entry.of_config(config, seed=config.course.seed + number, **_not_for(entry.method)))
         for number in range(seeds)
-        for method in methods
+        for entry in entries
     ]
+    configs = {_folder(out, entry, one): one for entry, one in runs}
     _check_folder(out, config, configs)  # before the slow part; again, under the lock, when the first run begins
     resources = Resources()
     try:
-        resources.prepare_methods(configs)
+        resources.prepare_methods(list(configs.values()))
         show = display(progress)
-        with _claimed(out, config, configs, {"methods": list(methods), "seeds": seeds}):
-            for one in configs:
-                show.say(f"{one.approach.method}, seed {one.course.seed}")
-                folder = _folder(out, one)
+        with _claimed(out, config, configs, {"methods": [entry.name for entry in entries], "seeds": seeds}):
+            for entry, one in runs:
+                show.say(f"{entry.name}, seed {one.course.seed}")
+                folder = _folder(out, entry, one)
                 resume = (folder / "config.json").exists()
                 launch(one, folder, resume=resume, progress=progress, resources=resources)
-        return {method: [_folder(out, one) for one in configs if one.approach.method == method] for method in methods}
+        return {entry.name: [_folder(out, other, one) for other, one in runs if other == entry] for entry in entries}
     finally:
         resources.close()
 
 
-def _check(methods: Sequence[str], seeds: int) -> None:
-    if not methods or len(set(methods)) != len(methods):
+def _check(entries: Sequence[Entry], seeds: int) -> None:
+    if not entries or len({entry.name for entry in entries}) != len(entries):
         raise BadInput("give the methods to compare once each, such as slt,small,fd")
-    for method in methods:
-        method_class(method)
+    for entry in entries:
+        method_class(entry.method)
     if seeds < 1:
         raise BadInput(f"at least 1 seed is needed, not {seeds}")
 
@@ -63,11 +66,11 @@ def _not_for(method: str) -> dict[str, Any]:
     return {key: known[key].default for key in of_some_methods() if key not in method_class(method).card.options}
 
 
-def _folder(out: Path, config: RunConfig) -> Path:
-    return out / config.approach.method / f"seed-{config.course.seed}"
+def _folder(out: Path, entry: Entry, config: RunConfig) -> Path:
+    return out / entry.folder / f"seed-{config.course.seed}"
 
 
-def _check_folder(out: Path, config: RunConfig, configs: Sequence[RunConfig]) -> None:
+def _check_folder(out: Path, config: RunConfig, configs: Mapping[Path, RunConfig]) -> None:
     """A new folder, or one of the same comparison, perhaps of other methods or fewer seeds."""
     with said_plainly(out):
         ours = (out / FILE).exists()
@@ -81,16 +84,18 @@ def _check_folder(out: Path, config: RunConfig, configs: Sequence[RunConfig]) ->
     found = differences({**saved, **own}, {**config.to_json(), **own})
     if found:
         raise BadInput(f"{out} holds another comparison: {'; '.join(found)}. Choose another folder")
-    for one in configs:
-        folder = _folder(out, one)
+    for folder, one in configs.items():
         if (folder / "config.json").exists():
             card = method_class(one.approach.method).card
             looked_at = [key for key in of_some_methods() if key in card.options]
-            RunConfig.of_folder(folder, {key: getattr(one, key) for key in ("method", *looked_at)})
+            taken = [key for key, known in RunConfig.described().items() if known.part == "execution"]
+            RunConfig.of_folder(folder, {key: getattr(one, key) for key in ("method", *taken, *looked_at)})
 
 
 @contextlib.contextmanager
-def _claimed(out: Path, config: RunConfig, configs: Sequence[RunConfig], extent: Mapping[str, Any]) -> Iterator[None]:
+def _claimed(
+    out: Path, config: RunConfig, configs: Mapping[Path, RunConfig], extent: Mapping[str, Any]
+) -> Iterator[None]:
     """The folder is this comparison's, and no other process's. It leaves no trace if it is refused at its first run."""
     ours = not out.exists()
     with said_plainly(out):

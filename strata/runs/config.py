@@ -8,7 +8,7 @@ Python's `strata.run` takes the settings of `RunOptions`, the part that goes wit
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -18,7 +18,8 @@ from strata.core.paths import expanded
 from strata.core.settings import Described, Needs, Tree, check, differences, part, setting
 from strata.core.sizes import parse_bytes, parse_ratio, parse_shape
 from strata.execution.execution import Execution
-from strata.planning.schedules import DEFAULT_PATIENCE, SCHEDULES
+from strata.planning.reserve import RESERVES
+from strata.planning.schedules import DEFAULT_PATIENCE, FILLS, SCHEDULES
 
 if TYPE_CHECKING:
     from strata.federation.aggregation import ServerOptimizer
@@ -47,7 +48,9 @@ class Problem(Component):
     """What is learnt: a model, from data."""
 
     model: str = setting(
-        "resnet20", "resnet20, resnet44, resnet56, densenet40 or package.module:callable", metavar="NAME"
+        "resnet20",
+        "resnet20, resnet44, resnet56, densenet40, resnet18, resnet18_gn or package.module:callable",
+        metavar="NAME",
     )
     classes: int | None = setting(None, "number of classes: the data's", metavar="N", whole=True, least=1)
     input: tuple[int, ...] | None = setting(
@@ -58,7 +61,7 @@ class Problem(Component):
     data_dir: str | None = setting(None, "where the data is on disk", metavar="DIR", parse=_path)
     partition: str = setting(
         "iid",
-        "iid, dirichlet:0.1, shards:2, user or lazy[:N]",
+        "iid[:N], dirichlet:0.1[:N], shards:2, user or lazy[:N]",
         metavar="P",
         simulated="each device has its own data (`strata fleet device --data`)",
     )
@@ -92,6 +95,13 @@ class Approach(Component):
         "how bytes are counted (default: paper with --constraint, peak with --budget)",
         choices=("paper", "peak"),
     )
+    reserve: str | None = setting(
+        None,
+        "scratch: what libraries take beside the tensors of a step, measured here, has to fit the --budget too",
+        choices=RESERVES,
+        simulated="it is measured on this machine, and devices have a margin of their own for it",
+        since=2,
+    )
 
 
 @dataclass(frozen=True)
@@ -114,6 +124,13 @@ class MethodOptions(Component):
         above=0,
         most=1,
     )
+    fill: str = setting(
+        "published",
+        "of slt: what channels that come into the head start from; as they were drawn, or by the narrow head's fan-in, "
+        "zero on their outgoing side, copies of old ones",
+        choices=FILLS,
+        since=2,
+    )
     variant: str | None = setting(None, "of fd: device (default), shared or pool", metavar="NAME")
     pool: int | None = setting(None, "of fd's variant pool: number of sets", metavar="N", whole=True)
 
@@ -123,6 +140,15 @@ class Local(Component):
     """What a device does around its steps, and where it is simulated."""
 
     epochs: int = setting(1, "local epochs", metavar="N", whole=True, least=1)
+    fixed_after: int | None = setting(
+        None,
+        "norm statistics fixed: the first round that uses them, before it each batch its own (default: half of all)",
+        metavar="ROUND",
+        whole=True,
+        least=0,
+        needs=Needs("norm_statistics", ("fixed",)),
+        since=2,
+    )
     augmentation: str | None = setting(None, "default: what suits the data", metavar="NAME")
     device: str = setting(
         "cpu", "where networks run: cpu, cuda, cuda:N", metavar="NAME", simulated="devices train where they are"
@@ -149,7 +175,9 @@ class Course(Component):
         refusal="the seed is a whole number of at least 0, not {}",
     )
     lr: float = setting(0.1, "learning rate of the first round", metavar="X", above=0)
-    lr_end: float = setting(0.01, "of the last, along a cosine", metavar="X", above=0)
+    lr_end: float = setting(
+        0.01, "of the last, along a cosine (default 0.01, or a tenth of --lr)", metavar="X", above=0
+    )
     exact: bool = setting(
         False,
         "simulate every device on its own and by torch's convolutions, as a real one trains; else narrow ones run "
@@ -366,6 +394,14 @@ class Machine(Component):
             raise BadInput("--task-timeout gives up worker processes, and --workers 0 has none: leave one of them out")
 
 
+def with_lr_end(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The learning rate falls to a tenth, as by default, where only its beginning was asked for."""
+    lr = values.get("lr")
+    if "lr_end" in values or not isinstance(lr, int | float):
+        return dict(values)
+    return {**values, "lr_end": lr / 10}
+
+
 @dataclass(frozen=True)
 class RunOptions(Tree):
     """What `strata.run` takes as keywords: all that is not model, data, method or training on a device."""
@@ -375,6 +411,10 @@ class RunOptions(Tree):
     updates: Updates = part(Updates, "server")
     privacy: PrivacySettings = part(PrivacySettings, "differential privacy of devices")
     evaluation: Evaluations = part(Evaluations, "evaluation")
+
+    @classmethod
+    def of(cls, **values: Any) -> Self:
+        return super().of(**with_lr_end(values))
 
     def __post_init__(self) -> None:
         """What components cannot know of each other."""
@@ -408,6 +448,11 @@ class RunOptions(Tree):
     def private(self) -> Privacy | None:
         return self.privacy.of(self.fleet.devices)
 
+    @property
+    def calibration(self) -> str:
+        """Whose samples batch norm's statistics come from. Under differential privacy not the devices'."""
+        return "validation" if self.private and self.evaluation.validation else "train"
+
     def simulated_fleet(self) -> SimulatedFleet:
         from strata.federation.simulated_fleet import SimulatedFleet, parse_stragglers
 
@@ -435,9 +480,20 @@ class RunConfig(Tree):
     evaluation: Evaluations = part(Evaluations, "evaluation")
     machine: Machine = part(Machine, "machine (changes no result, but for --task-timeout)", kept=False)
 
+    @classmethod
+    def of(cls, **values: Any) -> Self:
+        return super().of(**with_lr_end(values))
+
     @property
     def options(self) -> RunOptions:
         return RunOptions(self.course, self.fleet, self.updates, self.privacy, self.evaluation)
+
+    @property
+    def counted(self) -> Execution:
+        """The execution whose bytes a device must be able to hold: before --fixed-after each batch keeps statistics of
+        its own, which takes a little more."""
+        fixed = self.execution.norm_statistics == "fixed" and self.local.fixed_after != 0
+        return replace(self.execution, norm_statistics="batch") if fixed else self.execution
 
     @property
     def may_use_kernels(self) -> bool:

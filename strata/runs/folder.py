@@ -27,8 +27,8 @@ from strata.core.errors import BadInput
 from strata.core.files import Lock, read_object, said_plainly, write_json
 from strata.core.settings import differences, settings_of
 from strata.data.objectives import Classification
+from strata.runs.allowance import OVER
 from strata.runs.checkpoints import Checkpoints
-from strata.runs.config import Execution
 from strata.training.settings import cross_entropy
 
 if TYPE_CHECKING:
@@ -104,7 +104,7 @@ class RunFolder:
         write_json(self.path / name, value)
 
     def append(self, record: Mapping[str, Any]) -> None:
-        assert tuple(key for key in record if key not in (EPSILON, VALIDATION)) == METRIC_KEYS
+        assert tuple(key for key in record if key not in (EPSILON, VALIDATION, OVER)) == METRIC_KEYS
         with said_plainly(self.path / "metrics.jsonl"):
             self._metrics.write(json.dumps(record, allow_nan=False).encode() + b"\n")
             self._metrics.flush()
@@ -227,6 +227,8 @@ def describe_method(method: Method) -> dict[str, Any]:
         value = getattr(method, field.name)
         if field.name == "plan":
             described["plan"] = value.hash
+        elif field.metadata.get("since", 1) > 1 and value == field.default:
+            continue  # such runs are described as before there was such a thing
         elif field.name not in ("graph", "progress"):
             described[field.name] = _plain(value)
     return described
@@ -235,7 +237,7 @@ def describe_method(method: Method) -> dict[str, Any]:
 def describe_training(training: LocalTraining) -> dict[str, Any]:
     """Without what came later and has its default: such runs are described as before there was such a thing."""
     values = {field.name: getattr(training, field.name) for field in dataclasses.fields(training)}
-    later = {name for name, known in settings_of(Execution).items() if known.since > 1}
+    later = {name for name, known in settings_of(training).items() if known.since > 1}
     defaults = {field.name: field.default for field in dataclasses.fields(training)}
     kept = {name for name in values if not (name in later and values[name] == defaults[name])}
     described = {name: _plain(values[name]) for name in values if name in kept and name != "objective"}  # the data's

@@ -22,11 +22,12 @@ from strata.methods import Method, method_class
 from strata.methods.choice import method_named
 from strata.methods.heads import is_prepared, prepared_model
 from strata.models.loading import load_model
+from strata.runs.allowance import Allowance
 from strata.runs.callbacks import Callback, trackers
 from strata.runs.config import Machine, RunConfig, of_some_methods
 from strata.runs.folder import has_checkpoint, is_finished, refuse_used
 from strata.runs.progress import display
-from strata.runs.running import Prepared, carry_out, complete, make_engine
+from strata.runs.running import Prepared, carry_out, complete, make_engine, settled
 from strata.runs.session import Result
 from strata.training import LocalTraining
 
@@ -85,17 +86,19 @@ class Resources:
         training = make_training(config, data)
         engine = self.engine(config, whole, training)
         method = self._methods.pop(config) if config in self._methods else None
+        method = method or make_method(config, self.graph(config, whole))
         return Prepared(
             model=whole,
             plain=model,
             data=data,
-            method=method or make_method(config, self.graph(config, whole)),
+            method=method,
             options=config.options,
             training=training,
             server=config.server.optimizer(),
             partition=config.problem.partition,
             engine=engine,
             pretrained=config.problem.init is not None,
+            allowance=allowance_of(config, method, training),
         )
 
     def prepare_methods(self, configs: Sequence[RunConfig]) -> None:
@@ -191,7 +194,8 @@ def make_model(config: RunConfig, data: FederatedData, with_weights: bool = True
 
 def make_training(config: RunConfig, data: FederatedData) -> LocalTraining:
     augmentation = config.local.augmentation
-    return complete(_local(config, data.augmentation if augmentation is None else augmentation), data)
+    training = _local(config, data.augmentation if augmentation is None else augmentation)
+    return settled(complete(training, data), config.course.rounds)
 
 
 def _local(config: RunConfig, augmentation: str) -> LocalTraining:
@@ -199,6 +203,7 @@ def _local(config: RunConfig, augmentation: str) -> LocalTraining:
     return LocalTraining(
         **{one.name: getattr(execution, one.name) for one in fields(execution)},
         epochs=config.local.epochs,
+        fixed_after=config.local.fixed_after,
         augmentation=augmentation,
         device=config.local.device,
         kernels=None if config.may_use_kernels else False,
@@ -214,13 +219,19 @@ def make_method(config: RunConfig, graph: ChannelGraph) -> Method:
         graph,
         constraints=approach.constraints,
         budgets=approach.budgets,
-        execution=config.execution,
+        execution=config.counted,
         rounds=config.course.rounds,
         seed=config.course.seed,
         accounting=approach.accounting,
         model_name=config.problem.model,
+        reserve=approach.reserve,
         **{key: value for key, value in options.items() if value is not None},
     )
+
+
+def allowance_of(config: RunConfig, method: Method, training: LocalTraining) -> Allowance | None:
+    approach = config.approach
+    return Allowance.of(method, training.in_round(0), approach.budgets, approach.constraints, approach.accounting)
 
 
 def ray_of(machine: Machine) -> Ray | None:

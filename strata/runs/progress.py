@@ -17,6 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from strata.core.sizes import show_bytes
+from strata.runs.allowance import verdict
 from strata.runs.callbacks import Callback, RunInfo
 
 if TYPE_CHECKING:
@@ -135,11 +136,14 @@ def _rows(result: Result) -> list[tuple[str, str]]:
     if "stopped" in summary:
         rounds += f" (stopped: {summary['stopped']})"
     rows = [
-        ("accuracy", f"{summary['accuracy']:.2%} (batch norm {summary['bn']})"),
+        ("accuracy", f"{summary['accuracy']:.2%}" + (f" (batch norm {summary['bn']})" if summary["bn"] else "")),
         ("loss", "not finite" if summary["loss"] is None else f"{summary['loss']:.4f}"),
         *([("per class", f"{min(per_class):.1%} to {max(per_class):.1%}")] if per_class else []),
         ("rounds", rounds),
-        ("largest device", f"{show_bytes(summary['peak_bytes'])} measured peak"),
+        (
+            "largest device",
+            ", ".join(filter(None, (f"{show_bytes(summary['peak_bytes'])} measured peak", verdict(summary)))),
+        ),
         ("upload", show_bytes(summary["upload_bytes"])),
         ("download", show_bytes(summary["download_bytes"])),
         ("training", f"{summary['train_flops'] / 1e12:.3g} TFLOP"),

@@ -12,22 +12,23 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 from torch import nn
 
 from strata.core.errors import BadInput
 from strata.core.flags import help_text
 from strata.core.processes import Interrupts
-from strata.core.sizes import several
+from strata.core.sizes import parse_bytes, several, show_bytes
 from strata.data import FederatedData, Partition, Samples, check_range, from_indices, hold_out, parse_partition
 from strata.data.objectives import Classification
 from strata.data.samples import same_inputs
 from strata.engines import Engine, InlineEngine, LocalEngine, default_workers
 from strata.engines.local import IN_WORKER
 from strata.engines.ray import Ray
+from strata.execution import memory
 from strata.federation import privacy_accounting as accounting
 from strata.federation.aggregation import ServerOptimizer
 from strata.federation.jobs import DeviceProgram, TrainJob, cuts_of
+from strata.federation.norm_statistics import NormStatistics, check_norms
 from strata.federation.privacy import Reach
 from strata.federation.rounds import RoundSettings
 from strata.federation.simulated_fleet import parse_stragglers
@@ -35,13 +36,16 @@ from strata.graph import ChannelGraph, Cut
 from strata.methods import SLT, Method
 from strata.methods.choice import class_of, method_named
 from strata.methods.heads import plain_names, prepared_model
+from strata.models.loading import check_float32
 from strata.runs import folder as folders
+from strata.runs.allowance import Allowance
 from strata.runs.callbacks import Callback, Callbacks, trackers
 from strata.runs.config import DEFAULT_ROUNDS, FORMAT, RunOptions
 from strata.runs.folder import RunFolder
 from strata.runs.progress import display
 from strata.runs.session import Result, Session
 from strata.training import COHORT, WIDEST, LocalTraining, Workspace, cohorts, cosine, kernels
+from strata.training.settings import OptimizerFactory
 
 if TYPE_CHECKING:
     from strata.methods import Method
@@ -60,6 +64,7 @@ def run(
     rounds: int | None = None,
     partition: Partitions = "iid",
     training: LocalTraining | None = None,
+    optimizer: OptimizerFactory | None = None,
     devices: int | None = None,
     workers: int | None = None,
     engine: Engine | Ray | None = None,
@@ -81,6 +86,8 @@ def run(
         levels).
     partition: a name as on the command line, or sample indices per device.
     training: how devices train; without it, as the plan says, with the data's own augmentation.
+    optimizer: of devices, as a function of (parameters, learning rate); what it keeps counts in the budget. The same
+        as LocalTraining(optimizer=...).
     resume: continue in `out`, to the bits of a run that never stopped.
     workers: worker processes, one per core; 0 does all work in this process. engine=Ray(...): on a Ray cluster.
     callbacks: objects of classes made from strata.Callback (strata.runs.callbacks).
@@ -95,8 +102,11 @@ def run(
             "strata.run was called while a worker process imported your script: put the call under "
             "`if __name__ == '__main__':`"
         )
-    _check_types(model)  # before its graph is made
+    check_float32(model)  # before its graph is made
     training = complete(_as_planned(training, method, data), data)
+    if optimizer is not None:
+        training = replace(training, optimizer=optimizer)
+    _check_planned(method, training)
     whole = prepared_model(class_of(method), model, data.inputs, options.get("seed", 0))
     if isinstance(method, str | type):
         method = method_named(
@@ -104,7 +114,7 @@ def run(
             ChannelGraph(whole, data.inputs),
             constraints=several(constraint),
             budgets=several(budget),
-            execution=training,
+            execution=settled(training, rounds or DEFAULT_ROUNDS).in_round(0),
             rounds=rounds or DEFAULT_ROUNDS,
             seed=options.get("seed", 0),
             model_name=type(model).__name__,
@@ -112,6 +122,8 @@ def run(
     elif constraint is not None or budget is not None:
         raise BadInput("the method already knows what devices can hold: give a constraint or budget with a name only")
     settings = RunOptions.of(**_known(options), rounds=_rounds(method, rounds), devices=_devices(partition, devices))
+    training = settled(training, settings.course.rounds)
+    sizes = [parse_bytes(size) for size in several(budget)]
     stragglers, deadline = settings.fleet.stragglers, settings.fleet.deadline
     if parse_stragglers(stragglers)[0] and deadline is None and not resume:
         raise BadInput("stragglers matter only where they can come too late: give a deadline, such as 2, as well")
@@ -127,6 +139,7 @@ def run(
         adjusted=adjusted,
         pretrained=pretrained,
         plain=model,
+        allowance=Allowance.of(method, training.in_round(0), sizes, several(constraint)),
     )
     return carry_out(
         prepared,
@@ -160,6 +173,7 @@ class Prepared:
     adjusted: Callable[[Method, int], Method] | None = None
     pretrained: bool = False
     plain: nn.Module | None = None  # the user's model, where the method has added to it
+    allowance: Allowance | None = None  # what devices may hold, where that was said
 
 
 def carry_out(
@@ -175,7 +189,7 @@ def carry_out(
 ) -> Result:
     """The run itself. What is wrong is said before anything is written."""
     model, data, method, options = prepared.model, prepared.data, prepared.method, prepared.options
-    training, plain = prepared.training, prepared.plain or prepared.model
+    training, plain = settled(prepared.training, options.course.rounds), prepared.plain or prepared.model
     if options.course.exact:  # the reference: as a device of its own trains
         training = replace(training, kernels=False)
     if checkpoint_every < 1:
@@ -183,6 +197,7 @@ def carry_out(
     _check_fit(method, model, data)
     _check_last(method, options.course.rounds)
     _check_hooks(method, options)
+    check_norms(method, training, options.course.rounds, type(plain).__name__)
     held: Samples | None = None
     if options.evaluation.validation:
         _check_renumbering(prepared.partition)
@@ -216,6 +231,7 @@ def carry_out(
             pretrained=prepared.pretrained,
             objective=data.objective,
             names=plain_names(model, plain),
+            allowance=prepared.allowance,
         )
         with Interrupts() as interrupts:
             return session.run(model, interrupts)
@@ -281,7 +297,14 @@ def round_settings(
         recomputed_flops=lambda cut: workspace.recomputed_flops(cut, training),
         adjusted=prepared.adjusted,
         largest_loss=prepared.data.objective.largest_loss,
+        norms=_norms(prepared, training),
     )
+
+
+def _norms(prepared: Prepared, training: LocalTraining) -> NormStatistics | None:
+    if training.norm_statistics == "batch":
+        return None
+    return NormStatistics(prepared.method.graph, training, prepared.options.course.seed, prepared.options.calibration)
 
 
 def make_engine(
@@ -355,6 +378,22 @@ def _as_planned(
     return training
 
 
+def _check_planned(method: Method | str | type[Method], training: LocalTraining) -> None:
+    """What an optimizer of the user's own keeps is part of a step's bytes; a plan may not have heard of it."""
+    if not isinstance(method, SLT) or training.optimizer is None or method.plan.accounting != "peak":
+        return
+    plan = method.plan
+    needs = method.most_bytes(lambda cut: memory(plan.graph, cut, training).total)
+    sizes = [level.budget_bytes for level in plan.levels or (plan,)]
+    for need, size in zip(needs, sizes, strict=True):
+        if need > size:
+            raise BadInput(
+                f"the plan is for {show_bytes(size)} and with this optimizer, which keeps {training.slots} tensors for "
+                f"each trained one, a step takes {show_bytes(need)}: make the plan with it, "
+                "strata.plan(..., execution=LocalTraining(optimizer=...))"
+            )
+
+
 def complete(training: LocalTraining | None, data: FederatedData) -> LocalTraining:
     """With the data's own augmentation (unless training is given), normalisation, and what this machine can do."""
     training = training or LocalTraining(augmentation=data.augmentation)
@@ -370,6 +409,18 @@ def complete(training: LocalTraining | None, data: FederatedData) -> LocalTraini
     elif training.kernels:
         kernels.require()
     return training
+
+
+def settled(training: LocalTraining, rounds: int) -> LocalTraining:
+    """With the round from which norm statistics are fixed."""
+    after = training.fixed_after
+    if training.norm_statistics != "fixed":
+        return training
+    if after is not None and after >= rounds:
+        raise BadInput(
+            f"statistics that are fixed after round {after} never are in a run of {rounds}: give a smaller one"
+        )
+    return replace(training, fixed_after=rounds // 2 if after is None else after)
 
 
 def _check_privacy(method: Method, options: RunOptions) -> None:
@@ -477,11 +528,4 @@ def _check_fit(method: Method, model: nn.Module, data: FederatedData) -> None:
     shapes = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
     if shapes != dict(graph.state_shapes):
         raise BadInput("the method was made for another model than the one given: make both from the same model")
-    _check_types(model)
-
-
-def _check_types(model: nn.Module) -> None:
-    for name, parameter in model.named_parameters():
-        if parameter.is_floating_point() and parameter.dtype != torch.float32:
-            kind = str(parameter.dtype).removeprefix("torch.")
-            raise BadInput(f"the model's {name} is {kind} and runs train in float32: give model.float()")
+    check_float32(model)

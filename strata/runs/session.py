@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -25,6 +25,7 @@ from strata.federation.privacy_accounting import Account
 from strata.federation.rounds import RoundFailed, RoundSettings, play
 from strata.federation.state import FederationState
 from strata.graph.initial import own_fan_in
+from strata.runs.allowance import OVER, Allowance, warning
 from strata.runs.callbacks import Callbacks, Evaluated, RunInfo, StopRun
 from strata.runs.config import RunOptions
 from strata.runs.folder import EPSILON, METRIC_KEYS, VALIDATION, RunFolder, describe_method, is_finished, read_metrics
@@ -80,6 +81,8 @@ class Session:
     pretrained: bool = False  # the model's weights are trained ones
     names: Mapping[str, str] = field(default_factory=dict)  # of the plain model's entries, by the prepared one's
     objective: Objective = Classification()  # of the data
+    allowance: Allowance | None = None  # None: devices may hold whatever the method takes
+    warned: bool = False  # that a device took more
 
     def run(self, model: nn.Module, interrupts: Interrupts) -> Result:
         folder, total = self.folder, self.options.course.rounds
@@ -168,14 +171,14 @@ class Session:
             bn or self.options.evaluation.bn,
             state.round,
             self.options.course.seed,
-            self._calibration,
+            self.options.calibration,
             self.objective,
+            self._fixed(state),
         )
 
-    @property
-    def _calibration(self) -> str:
-        """Whose images batch norm's statistics come from. Under differential privacy not the devices'."""
-        return "validation" if self.rounds.privacy and "validation" in self.samples else "train"
+    def _fixed(self, state: FederationState) -> frozenset[str]:
+        """Batch norms whose statistics are fixed."""
+        return frozenset() if self.rounds.norms is None else self.rounds.norms.in_force(state)
 
     def _judge(self, after: FederationState) -> tuple[Evaluation | None, float | None, Method]:
         """On the test data and the validation split, where this round is due, and the method after it has seen it.
@@ -198,7 +201,8 @@ class Session:
     def _state_dict(self, state: FederationState) -> dict[str, Tensor]:
         """Of the plain module: what is evaluated after this round."""
         cut = self._evaluated_cut(state)
-        final = final_state(self.engine, state.tensors, cut, self.options.course.seed, self._calibration)
+        seed, fixed = self.options.course.seed, self._fixed(state)
+        final = final_state(self.engine, state.tensors, cut, seed, self.options.calibration, fixed)
         return {self.names[name]: tensor for name, tensor in final.items() if name in self.names}
 
     # --- records -------------------------------------------------------------------------------------------------
@@ -231,6 +235,9 @@ class Session:
             record[EPSILON] = self.account.epsilon(round + 1) if test else None
         if self.callbacks.judge and "validation" in self.samples:
             record[VALIDATION] = validation if test else None
+        over = self._over(round, costs["peaks"])
+        if over:
+            record[OVER] = over
         record["seconds"] = rounded(time.monotonic() - began)
         self.folder.append(record)
         stop = None
@@ -241,6 +248,14 @@ class Session:
                 Evaluated(round, test.accuracy, test.loss, per_class, seen, lambda: self._state_dict(state))
             )
         return self.callbacks.round_ends(record) or stop
+
+    def _over(self, round: int, peaks: Mapping[int, int]) -> int:
+        """Bytes that a device took above its budget, at the most; said once, where it first happens."""
+        device, over = self.allowance.excess(peaks) if self.allowance else (-1, 0)
+        if over and not self.warned:
+            self.warned = True
+            self.folder.say(warning(round, device, peaks[device], over))
+        return over
 
     def _finish(self, state: FederationState, last: Evaluation | None, stop: StopRun | None) -> Result:
         """model.safetensors, which is what was evaluated, then summary.json."""
@@ -259,10 +274,11 @@ class Session:
             "accuracy": test.accuracy,
             "loss": test.loss if math.isfinite(test.loss) else None,
             **test.metrics,
-            "bn": test.bn,
+            "bn": test.bn if self.method.graph.buffer_names else None,  # of batch norm, where there is any
             "model_accuracy": plain.accuracy,  # of model.safetensors in ordinary inference
             **{key: sum(record[key] for record in records) for key in sums},
-            "peak_bytes": max((record["peak_bytes"] for record in records), default=0),
+            "peak_bytes": _most(records, "peak_bytes"),
+            **({"budget": self.allowance.to_json(_most(records, OVER))} if self.allowance else {}),
             "dropped": sum(len(record["dropped"]) for record in records),
             "seconds": rounded(sum(record["seconds"] for record in records)),
             "model_sha256": hashlib.sha256(data).hexdigest(),
@@ -284,6 +300,10 @@ def _finished(folder: Path, all_rounds: bool) -> Result | None:
         return None
     summary = read_json(folder / "summary.json")
     return Result(folder, summary) if all_rounds or "stopped" in summary else None
+
+
+def _most(records: Sequence[Mapping[str, Any]], key: str) -> int:
+    return max((record.get(key, 0) for record in records), default=0)
 
 
 def rounded(seconds: float) -> float:

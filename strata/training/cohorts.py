@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from strata.execution.norm_statistics import fixed_norms
 from strata.methods.base import Task
 from strata.training import kernels
 from strata.training.loop import Draws, Update, batches
@@ -41,7 +42,8 @@ def cohorts(
     groups: dict[object, list[int]] = {}
     is_narrow = cache(lambda cut: narrow(workspace.graph, cut))  # devices often share a cut
     for position, (task, count) in enumerate(zip(tasks, samples, strict=True)):
-        alone = exact or not _simple(task, settings) or not is_narrow(task.cut)
+        fixed = fixed_norms(workspace.graph, task.cut, settings.in_round(task.round))
+        alone = exact or bool(fixed) or not _simple(task, settings) or not is_narrow(task.cut)
         key = position if alone else (workspace.structure(task.cut), count)
         groups.setdefault(key, []).append(position)
     return [part for group in groups.values() for part in _split(group)]

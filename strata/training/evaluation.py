@@ -8,7 +8,7 @@ The work comes in numbered units (batches); whoever runs them in whatever order,
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -65,8 +65,10 @@ def evaluate_units(
     settings: LocalTraining,
     bn: str,
     numbers: Iterable[int],
+    fixed: Collection[str] = (),
 ) -> list[EvaluatedBatch]:
-    """These units of the test set. For `re-estimated`, `tensors` come from statistics.reestimated."""
+    """These units of the test set. For `re-estimated`, `tensors` come from statistics.reestimated; for `batch`, the
+    statistics of `fixed` batch norms (by their running means) are those of `tensors`."""
     units(len(samples), bn)
     small = workspace.submodel(cut, settings.device)
     small.load(tensors)
@@ -83,10 +85,10 @@ def evaluate_units(
             x, y = small.arranged(settings.prepared(batch)), samples.targets[index].to(small.device)
             if bn == "re-estimated":
                 outputs = small.module(*x)
-            elif small.by_chunks is not None:
+            elif small.by_chunks is not None and not fixed:
                 outputs = small.by_chunks(small, x)
             else:
-                with BatchStatistics():
+                with BatchStatistics(fixed=[small.state[name] for name in fixed]):
                     outputs = small.module(*x)
             loss_sum = settings.mean_loss(outputs, y).item() * len(y)
             results.append(EvaluatedBatch(number, len(y), loss_sum, settings.objective.sums(outputs, y)))
@@ -114,6 +116,7 @@ def evaluate(
     settings: LocalTraining,
     bn: str = "re-estimated",
     calibration: Samples | None = None,
+    fixed: Collection[str] = (),
 ) -> Evaluation:
     """The whole test set in this process. `tensors`: cut.extract(state). `calibration`: training samples."""
     if len(samples) == 0:
@@ -122,6 +125,6 @@ def evaluate(
     if bn == "re-estimated":
         if calibration is None or len(calibration) == 0:
             raise BadInput("bn re-estimated needs some training samples (calibration); bn batch needs none")
-        tensors = reestimated(workspace, cut, tensors, calibration, settings)
-    found = evaluate_units(workspace, cut, tensors, samples, settings, bn, range(count))
+        tensors = reestimated(workspace, cut, tensors, calibration, settings, fixed)
+    found = evaluate_units(workspace, cut, tensors, samples, settings, bn, range(count), fixed)
     return combine(found, bn, settings.objective)

@@ -60,7 +60,8 @@ def train_device(
     total = 0.0
     for phase in task.phases:
         here = None if phase.cut == task.cut else phase.cut.within(task.cut)
-        total += _train_phase(workspace, phase, here, own, samples, settings_of(phase, settings), lr, draws)
+        chosen = settings_of(phase, settings, task.round)
+        total += _train_phase(workspace, phase, here, own, samples, chosen, lr, draws)
     return Update(
         round=task.round,
         device=task.device,

@@ -25,7 +25,7 @@ def peak_bytes(workspace: Workspace, task: Task, samples: Samples, settings: Loc
     Bytes follow from shapes, not from values, so each kind of task is measured once per process and remembered. The
     weights that the submodel holds are used up: call it after training.
     """
-    return max(_of_phase(workspace, phase, samples, settings_of(phase, settings)) for phase in task.phases)
+    return max(_of_phase(workspace, phase, samples, settings_of(phase, settings, task.round)) for phase in task.phases)
 
 
 def _of_phase(workspace: Workspace, phase: Phase, samples: Samples, settings: LocalTraining) -> int:

@@ -12,13 +12,14 @@ if TYPE_CHECKING:
     from strata.training.settings import LocalTraining
 
 
-def settings_of(phase: Phase, settings: LocalTraining) -> LocalTraining:
+def settings_of(phase: Phase, settings: LocalTraining, round: int) -> LocalTraining:
+    """In this round. Whose statistics norms use is the run's to say: the server keeps them."""
     if phase.execution is not None:
-        names = [field.name for field in fields(Execution)]
+        names = [field.name for field in fields(Execution) if field.name != "norm_statistics"]
         settings = replace(settings, **{name: getattr(phase.execution, name) for name in names})
     if phase.objective is not None:
         settings = replace(settings, objective=phase.objective, loss=None)
-    return settings
+    return settings.in_round(round)
 
 
 def is_plain(phase: Phase) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
@@ -19,6 +19,7 @@ from strata.data.images import normalise
 from strata.data.objectives import Classification, Objective
 from strata.data.samples import Batch, is_images
 from strata.execution.execution import Execution
+from strata.execution.measured import growth
 
 Loss = Callable[[Tensor, Tensor], Tensor]  # outputs [b, ...], targets [b, ...] -> mean loss of the batch
 OptimizerFactory = Callable[[list[nn.Parameter], float], torch.optim.Optimizer]  # trained parameters, learning rate
@@ -55,14 +56,15 @@ def seeded(device: str, seed: int) -> Iterator[None]:
 
 
 @cache
-def slots_of(optimizer: OptimizerFactory) -> int:
-    """Tensors of a parameter's size that it keeps for each, as a first step shows."""
-    parameter = nn.Parameter(torch.zeros(3, 5))
-    parameter.grad = torch.zeros(3, 5)
+def footprint_of(optimizer: OptimizerFactory) -> tuple[int, int]:
+    """Tensors of a parameter's size that it keeps for each, and those that its step makes in passing; as steps show."""
+    parameter = nn.Parameter(torch.zeros(64, 65))
+    parameter.grad = torch.zeros(64, 65)
     made = optimizer([parameter], 0.1)
     made.step()
     kept = [value for value in made.state[parameter].values() if isinstance(value, Tensor)]
-    return sum(value.shape == parameter.shape for value in kept)
+    slots = sum(value.shape == parameter.shape for value in kept)
+    return slots, round(growth(made.step).tensors / parameter.nbytes)
 
 
 @dataclass(frozen=True)
@@ -71,6 +73,9 @@ class LocalTraining(Execution):
     module's top level, so that workers can import them."""
 
     epochs: int = setting(1, "local epochs", metavar="N", least=1, whole=True)
+    fixed_after: int | None = setting(
+        None, "the first round of norm_statistics fixed; a run says half of its rounds", least=0, whole=True, since=2
+    )
     augmentation: str = setting("none", "a name that strata.data.augment knows", metavar="NAME")
     loss: Loss | None = None  # None: the objective's
     optimizer: OptimizerFactory | None = None  # None: SGD with momentum and weight decay
@@ -93,13 +98,21 @@ class LocalTraining(Execution):
         if self.transform is not None and self.preparation is None:
             raise BadInput("a transform for training needs a preparation for evaluation beside it: give both")
 
-    @property
-    def slots(self) -> int:
-        return super().slots if self.optimizer is None else slots_of(self.optimizer)
+    def in_round(self, round: int) -> LocalTraining:
+        """Before `fixed_after` each batch has its own norm statistics: there are no others yet."""
+        if self.norm_statistics != "fixed" or round >= (self.fixed_after or 0):
+            return self
+        return replace(self, norm_statistics="batch")
 
     @property
-    def copies_gradients(self) -> bool:
-        return self.optimizer is not None or super().copies_gradients
+    def slots(self) -> int:
+        return super().slots if self.optimizer is None else footprint_of(self.optimizer)[0]
+
+    @property
+    def step_copies(self) -> int:
+        if self.optimizer is None:
+            return super().step_copies
+        return max(footprint_of(self.optimizer)[1], 1 if self.proximal else 0)
 
     @property
     def by_objective(self) -> bool:

@@ -5,7 +5,7 @@ Dropout stays off in all of this: the network runs in eval mode, and only its ba
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -28,12 +28,13 @@ BATCH_NORMS = (torch.ops.aten.batch_norm.default, torch.batch_norm)  # in submod
 
 
 class BatchStatistics(TorchFunctionMode):
-    """Batch norms use the statistics of the batch. With `weight`, they also move their running statistics that far
-    towards them (1 = replace)."""
+    """Batch norms use the statistics of the batch, but for those whose running means are `fixed`. With `weight`, they
+    also move their running statistics that far towards them (1 = replace)."""
 
-    def __init__(self, weight: float | None = None) -> None:
+    def __init__(self, weight: float | None = None, fixed: Iterable[Tensor] = ()) -> None:
         super().__init__()
         self.weight = weight
+        self.fixed = {id(mean) for mean in fixed}
 
     def __torch_function__(
         self, func: Any, types: Iterable[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
@@ -41,6 +42,8 @@ class BatchStatistics(TorchFunctionMode):
         if func not in BATCH_NORMS:
             return func(*args, **(kwargs or {}))
         x, weight, bias, mean, variance, _, _, eps, cudnn = args
+        if id(mean) in self.fixed:
+            return func(x, weight, bias, mean, variance, False, 0.0, eps, cudnn)
         if self.weight is None:
             return func(x, weight, bias, None, None, True, 0.0, eps, cudnn)
         return func(x, weight, bias, mean, variance, True, self.weight, eps, cudnn)
@@ -53,9 +56,16 @@ def calibration_indices(samples: int, seed: int, count: int = CALIBRATION_IMAGES
 
 
 def reestimated(
-    workspace: Workspace, cut: Cut, tensors: Mapping[str, Tensor], samples: Samples, settings: LocalTraining
+    workspace: Workspace,
+    cut: Cut,
+    tensors: Mapping[str, Tensor],
+    samples: Samples,
+    settings: LocalTraining,
+    fixed: Collection[str] = (),
 ) -> dict[str, Tensor]:
-    """`tensors` (of the cut) with running statistics measured on these training samples."""
+    """`tensors` (of the cut) with running statistics measured on these training samples.
+
+    Batch norms that are `fixed` (by their running means) keep theirs, and are what the others are measured behind."""
     graph = workspace.graph
     if not graph.buffer_names:  # nothing that could hold statistics
         return dict(tensors)
@@ -64,7 +74,8 @@ def reestimated(
     small.module.eval()
     with torch.inference_mode(), own_convolutions(settings.kernels):
         for number, batch in enumerate(samples.split(CALIBRATION_BATCH)):
-            with BatchStatistics(weight=1 / (number + 1)):  # the mean over batches
+            # the mean over batches
+            with BatchStatistics(1 / (number + 1), [small.state[name] for name in fixed]):
                 small.module(*small.arranged(settings.prepared(batch.tensors)))
     result = dict(tensors)
     for name in (name for name in graph.buffer_names if name in cut.shapes):
@@ -73,13 +84,18 @@ def reestimated(
 
 
 def plain_state(
-    workspace: Workspace, cut: Cut, state: Mapping[str, Tensor], samples: Samples, settings: LocalTraining
+    workspace: Workspace,
+    cut: Cut,
+    state: Mapping[str, Tensor],
+    samples: Samples,
+    settings: LocalTraining,
+    fixed: Collection[str] = (),
 ) -> dict[str, Tensor]:
     """What the plain nn.Module loads to compute, in eval mode and at any batch size, what the cut's submodel does.
 
     Outside the cut all is zero, so dropped channels carry zeros.
     """
-    tensors = reestimated(workspace, cut, cut.extract(dict(state)), samples, settings)
+    tensors = reestimated(workspace, cut, cut.extract(dict(state)), samples, settings, fixed)
     result = {name: torch.zeros_like(tensor) for name, tensor in state.items()}
     cut.scatter(result, tensors)
     return result

@@ -19,8 +19,8 @@ from strata.training.chunked import Chunked, NotChunkable
 
 if TYPE_CHECKING:
     from strata.data.samples import Batch
-    from strata.execution.placement import Placement
-    from strata.execution.segments import Segmented
+    from strata.execution.measured import Forward
+    from strata.execution.segments import Placement
     from strata.graph import ChannelGraph, Cut
 
 
@@ -34,7 +34,8 @@ class BuiltSubmodel:
     state: dict[str, Tensor]  # parameters and buffers: the module's own tensors
     device: str = "cpu"
     by_chunks: Callable[[BuiltSubmodel, Batch], Tensor] | None = None  # under batch statistics; None: only as a whole
-    segmented: dict[Placement, Segmented] = field(default_factory=dict)  # its forward passes with recomputation
+    # its forward passes by what is recomputed and which norms have fixed statistics; None: the module's own
+    forwards: dict[tuple[Placement | None, frozenset[str]], Forward | None] = field(default_factory=dict)
 
     @cached_property
     def bytes(self) -> int:

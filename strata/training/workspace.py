@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from strata.execution.placement import placement_for
+from strata.execution.norm_statistics import fixed_norms
+from strata.execution.placement import forward_of, placement_for
 from strata.execution.segments import Placement, Segmented
 from strata.training import kernels
 from strata.training.submodels import BuiltSubmodel, build, structure_digest
@@ -67,11 +68,15 @@ class Workspace:
         """How a device runs the cut's submodel in training: as a whole, or in segments that are computed anew."""
         built = self.submodel(cut, settings.device)
         placement = self.placement(cut, settings)
-        if placement is None:
+        key = (placement, fixed_norms(self.graph, cut, settings))
+        if key not in built.forwards:
+            built.forwards[key] = forward_of(built.module, *key)
+        found = built.forwards[key]
+        if found is None:
             return built.module
-        if placement not in built.segmented:
-            built.segmented[placement] = Segmented(built.module.train_graph, placement)  # type: ignore[arg-type]
-        segmented = built.segmented[placement]
+        if not isinstance(found, Segmented):
+            return partial(found, built.module)
+        segmented = found
 
         def forward(*inputs: Tensor) -> Tensor:
             # the second run, within backward, has to round like the first

@@ -60,7 +60,7 @@ def test_table_for_people_with_a_model_never_seen(nets: Path, capsys: pytest.Cap
     code, out, _ = run(capsys, "--model", "strata_cli_nets:make", "--input", "3x32x32", "--budget", "4.6MiB")
     assert code == 0
     assert "strata_cli_nets:make: 10 classes, input 3x32x32, batch 32" in out
-    assert "peak accounting" in out and "A whole device needs" in out
+    assert "peak accounting" in out and "A process that trains this holds" in out
 
 
 def test_levels_by_comma_and_by_repetition(nets: Path, capsys: pytest.CaptureFixture[str]) -> None:

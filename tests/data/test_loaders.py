@@ -210,6 +210,32 @@ def test_femnist_by_writer(tmp_path):
     assert len(list((root / ".strata-decoded").iterdir())) == 1
 
 
+def test_femnist_in_one_file(tmp_path):
+    """The same data as above; a third writer has test images only."""
+    grey = np.array([102, 255, 153, 255, 204, 51, 0, 255], np.uint8)
+    arrays = {
+        "x": np.broadcast_to(grey[:, None, None], (8, 28, 28)),
+        "y": np.array([1, 61, 2, 5, 3, 10, 3, 7], np.uint8),
+        "writer": np.array([0, 2, 0, 0, 0, 1, 2, 3], np.int16),
+        "is_test": np.array([0, 0, 0, 1, 0, 0, 0, 1], np.uint8),
+    }
+    np.savez(tmp_path / "femnist_leaf.npz", **arrays)
+    for _ in range(2):
+        data = load("femnist", tmp_path)
+        assert data.train.labels.tolist() == [1, 2, 3, 10, 61, 3] and data.test.labels.tolist() == [5, 7]
+        assert [user.tolist() for user in data.users] == [[0, 1, 2], [3], [4, 5]]
+        assert data.train.images[:, 2, 16, 16].tolist() == [102, 153, 204, 51, 255, 0]
+    np.savez(tmp_path / "femnist_leaf.npz", **{**arrays, "y": arrays["y"][1:]})
+    with pytest.raises(BadInput, match="y, writer and is_test of N each"):
+        load("femnist", tmp_path)
+    np.savez(tmp_path / "femnist_leaf.npz", x=arrays["x"])
+    with pytest.raises(BadInput, match="should hold the arrays x, y, writer and is_test"):
+        load("femnist", tmp_path)
+    (tmp_path / "femnist_leaf.npz").write_bytes(b"PK")
+    with pytest.raises(BadInput, match="should hold the arrays"):
+        load("femnist", tmp_path)
+
+
 @pytest.mark.parametrize(
     ("content", "words"),
     [

@@ -168,7 +168,12 @@ def test_partitions_by_name():
     assert parse_partition("user", data, 2, 7)[0].tolist() == list(range(10))
     assert len(parse_partition("lazy:6", data, 1000, 7)[999]) == 6
     assert len(parse_partition("lazy", data, 1000, 7)[0]) == 1  # a hundredth of 40, at least one
-    wrong = ("", "iid:2", "dirichlet", "dirichlet:", "dirichlet:nan", "shards:x", "shards:0", "lazy:0", "user:1", "no")
+    some = parse_partition("iid:7", data, 4, 7)
+    assert [len(some[device]) for device in range(4)] == [7] * 4 and len(np.unique(everything(some))) == 28
+    some = parse_partition("dirichlet:0.5:3", data, 4, 7)
+    assert [len(some[device]) for device in range(4)] == [3] * 4 and len(np.unique(everything(some))) == 12
+    wrong = ("", "iid:x", "iid:0", "iid:11", "dirichlet", "dirichlet:", "dirichlet:nan", "dirichlet:0.5:",
+             "dirichlet:0.5:11", "shards:x", "shards:0", "lazy:0", "user:1", "no")  # fmt: skip
     for text in wrong:
         with pytest.raises(BadInput):
             parse_partition(text, data, 4, 7)

@@ -51,6 +51,25 @@ def test_without_momentum() -> None:
     assert predicted.total < memory(graph, cut, Execution(16), "peak").total
 
 
+@pytest.mark.parametrize("name", ["resnet20", "mobilenet"])
+def test_fixed_norm_statistics(name: str) -> None:
+    """The batch's mean and deviation are neither made nor kept; a frozen norm between trained layers counts too."""
+    graph = graph_of(name)
+    upper = frozenset(p for p in graph.parameter_names if 3 < graph.layer_of[p] <= graph.depth)
+    cases = [
+        (Execution(8, 4, norm_statistics="fixed"), graph.full()),
+        (Execution(8, None, "auto", norm_statistics="fixed"), graph.slt(2, 4, 0.5)),
+        (Execution(5, norm_statistics="frozen"), graph.full().with_frozen(upper)),
+        (Execution(8, None, "auto", norm_statistics="frozen"), graph.slt(2, 4, 0.5)),
+    ]
+    for execution, cut in cases:
+        found = memory(graph, cut, execution).total
+        assert found == measure_cut(graph, cut, execution).peak, execution
+    channels = sum(graph.state_shapes[norm.mean][0] for norm in graph.batch_norms)
+    fixed = memory(graph, graph.full(), Execution(5, norm_statistics="fixed")).total
+    assert 0 < memory(graph, graph.full(), Execution(5)).total - fixed <= 8 * channels
+
+
 def test_two_linear_layers_by_hand() -> None:
     """Every byte of Linear(8, 16), ReLU, Linear(16, 4) at batch 3."""
     model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4))

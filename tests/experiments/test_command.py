@@ -163,7 +163,7 @@ def test_estimated_flops_by_hand() -> None:
 
 def test_list_and_bad_input(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     code, out, _ = strata(capsys, "experiment", "list")
-    assert code == 0 and "table-iid" in out and " 144 runs" in out and len(out.splitlines()) == 13
+    assert code == 0 and "table-iid" in out and " 144 runs" in out and len(out.splitlines()) == 14
     monkeypatch.setenv("STRATA_DATA", "no-data")
     for arguments, says in (
         (["table-x"], "no experiment 'table-x'"),
@@ -175,6 +175,8 @@ def test_list_and_bad_input(capsys: pytest.CaptureFixture[str], monkeypatch: pyt
         (["table-iid", "--dry-run", "--render"], "either --dry-run or --render"),
         (["table-iid", "--only", "cifar10/"], "cifar10 is not in no-data: see `strata data`"),
         (["table-iid", "--data-dir", "nowhere"], "cifar10, femnist, cifar100, tinyimagenet are not in nowhere"),
+        (["table-iid", "--weight-decay", "x"], "--weight-decay must be"),
+        (["figure-mapping", "--schedule", "equal"], "leave out --schedule"),
         (["table-steps", "--out", "/proc/strata"], "cannot write to"),
     ):
         code, out, err = strata(capsys, "experiment", *arguments)

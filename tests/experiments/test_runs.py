@@ -30,8 +30,8 @@ def cells(name: str, **asked: Any) -> list[str]:
     [
         ("table-iid", 48), ("table-noniid", 48), ("table-heterogeneous", 27), ("table-imagenet", 26),
         ("figure-motivation", 30), ("figure-communication", 35), ("figure-steps", 3),
-        ("figure-limited-randomness", 9 + 4), ("figure-ablation", 8), ("figure-mapping", 5), ("table-steps", 0),
-        ("table-digits", 9), ("table-true-bytes", 4 * 3 + 1 + 2 + 2 + 3),
+        ("figure-limited-randomness", 9 + 4), ("figure-ablation", 8), ("figure-mapping", 7), ("table-steps", 0),
+        ("table-digits", 9), ("table-writers", 3 * 4 + 1), ("table-true-bytes", 4 * 3 + 1 + 2 + 2 + 3),
     ],
 )  # fmt: skip
 def test_counts(name: str, count: int) -> None:
@@ -42,7 +42,7 @@ def test_counts(name: str, count: int) -> None:
 
 
 def test_every_experiment_is_counted_and_knows_its_name() -> None:
-    assert all(experiment(name).name == name for name in EXPERIMENTS) and len(EXPERIMENTS) == 13
+    assert all(experiment(name).name == name for name in EXPERIMENTS) and len(EXPERIMENTS) == 14
 
 
 def test_settings_of_a_cifar_run() -> None:
@@ -60,7 +60,15 @@ def test_settings_of_a_cifar_run() -> None:
 def test_settings_of_non_iid_femnist() -> None:
     runs = experiment("table-noniid").runs
     request = next(run.request for run in runs if run.cell.name == "femnist/resnet20/dirichlet-0.1/0.25/fd")
-    assert (request.partition, request.rounds, request.devices, request.per_round) == ("dirichlet:0.1", 1000, 3550, 35)
+    assert (request.partition, request.rounds, request.devices, request.per_round) == (
+        "dirichlet:0.1:180", 1000, 3550, 35,
+    )  # fmt: skip
+
+
+def test_femnist_by_writer() -> None:
+    runs = experiment("table-writers", Asked(scale=0.1, seeds=1)).runs
+    request = next(run.request for run in runs if run.cell.name == "femnist/resnet20/user/0.125/slt")
+    assert (request.partition, request.rounds, request.devices, request.per_round) == ("user", 100, 454, 35)
 
 
 def test_heterogeneous_devices_are_non_iid_and_small_is_the_weakest() -> None:
@@ -109,11 +117,12 @@ def test_mapping_and_how_patience_scales() -> None:
         return [(r.cell.variant, r.request.schedule, r.request.patience, r.request.rounds) for r in runs]
 
     assert [row[1:] for row in asked(1.0)] == [
-        ("cumulative", 15, 2500), ("equal", 15, 2500), *(("early-stopping", n, 2500) for n in (5, 15, 25)),
+        *((name, 15, 2500) for name in ("cumulative", "paper", "authors", "equal")),
+        *(("early-stopping", n, 2500) for n in (5, 15, 25)),
     ]  # fmt: skip
     # 5, 15, 25 become 1, 3, 5 at a fifth; at 0.06 they are 0.3, 0.9 and 1.5: 1, 1 and 2, so only two runs
-    assert [row[2] for row in asked(0.2)[2:]] == [1, 3, 5]
-    assert [(row[0], row[2]) for row in asked(0.06)[2:]] == [("early-stopping-5", 1), ("early-stopping-25", 2)]
+    assert [row[2] for row in asked(0.2)[4:]] == [1, 3, 5]
+    assert [(row[0], row[2]) for row in asked(0.06)[4:]] == [("early-stopping-5", 1), ("early-stopping-25", 2)]
 
 
 def test_evaluations_are_at_most_those_asked_for() -> None:
@@ -128,6 +137,45 @@ def test_scale_is_a_share_of_the_rounds() -> None:
             Asked(scale=scale)
     with pytest.raises(BadInput, match="no experiment 'table-x'"):
         experiment("table-x")
+
+
+def test_other_settings_have_names_of_their_own() -> None:
+    asked = Asked(0.2, 1, settings=(("schedule", "authors"), ("weight_decay", 1e-3)))
+    made = experiment("table-iid", asked)
+    runs = {run.cell.name: run.request for run in made.runs}
+    assert made.name == "table-iid-authors-weight-decay-0.001"
+    assert made.title == "Accuracy with iid data; schedule authors, weight decay 0.001"
+    slt = runs["cifar10/resnet20/iid/0.125/slt-authors-weight-decay-0.001"]
+    small = runs["cifar10/resnet20/iid/0.125/small-weight-decay-0.001"]  # it has no schedule
+    assert (slt.schedule, slt.weight_decay, small.schedule, small.weight_decay) == ("authors", 1e-3, "cumulative", 1e-3)
+    assert len(made.runs) == 48 and not set(runs) & set(cells("table-iid"))
+
+
+def test_settings_that_change_nothing_share_the_runs() -> None:
+    # others than SLT have no schedule; at 0.25 figure-mapping has the same cell
+    names = cells("table-iid", settings=(("schedule", "authors"),))
+    assert len(set(names) & set(cells("table-iid"))) == 48 - 11 and names[4] in cells("figure-mapping")
+    flipped = cells("table-iid", settings=(("augmentation", "femnist"),))  # which FEMNIST's has anyway
+    assert [name for name in flipped if name in cells("table-iid")] == [n for n in cells("table-iid") if "femnist" in n]
+    stopping = experiment("table-iid", Asked(0.2, 1, settings=(("schedule", "early-stopping"),))).runs[0]
+    assert stopping.name == "cifar10/resnet20/iid/0.125/slt-early-stopping-15/rounds-500/seed-0"
+    assert stopping.request.patience == 3  # a fifth, as in figure-mapping
+
+
+@pytest.mark.parametrize(
+    ("name", "key", "value", "says"),
+    [
+        ("figure-mapping", "schedule", "equal", "has a schedule of its own: leave out --schedule"),
+        ("table-iid", "schedule", "cumulative", "--schedule cumulative changes no run of table-iid"),
+        ("table-steps", "weight_decay", 0.1, "--weight-decay 0.1 changes no run of table-steps"),
+        ("figure-limited-randomness", "schedule", "equal", "changes no run"),
+        ("table-iid", "augmentation", "upside-down", "there is no augmentation 'upside-down'"),
+        ("table-iid", "weight_decay", -1.0, "weight_decay must be 0 or more"),
+    ],
+)
+def test_settings_that_make_no_sense(name: str, key: str, value: Any, says: str) -> None:
+    with pytest.raises(BadInput, match=says):
+        experiment(name, Asked(settings=((key, value),)))
 
 
 def test_only() -> None:
@@ -155,7 +203,16 @@ def test_published_columns_have_runs_with_their_settings() -> None:
                     expected.add((method, tuple(levels), *settings))
         runs = experiment(name, Asked(seeds=1)).runs
         assert expected == {
-            (r.method, r.constraints, r.data, r.model, r.partition, r.rounds, r.devices, r.per_round)
+            (
+                r.method,
+                r.constraints,
+                r.data,
+                r.model,
+                r.partition.removesuffix(":180"),
+                r.rounds,
+                r.devices,
+                r.per_round,
+            )
             for r in (run.request for run in runs)
         }
 

@@ -20,7 +20,7 @@ from strata.engines import Outcome
 from strata.execution import Execution, memory, state_bytes
 from strata.federation.checking import problem_with
 from strata.federation.held_layers import Holdings
-from strata.federation.jobs import EvaluateJob, FinishJob
+from strata.federation.jobs import EvaluateJob, FinishJob, StatisticsJob
 from strata.fleet.device.own_data import label_digest
 from strata.fleet.device.work import PreparedDevice, failure
 from strata.fleet.protocol import codec
@@ -172,6 +172,13 @@ def test_devices_evaluate_and_their_counts_are_summed(tmp_path: Path) -> None:
     assert abs(right - sum(found.sums["correct"])) <= 1
     # measured once for both: the state is the same
     assert [packet.meta["what"] for _, packet in grid.sent if packet.meta["what"] == "statistics"] == ["statistics"] * 2
+    # and as they are fixed for training: the same ones, or, where some are fixed already, those behind these
+    (three,) = engine.run([StatisticsJob(cut, 0)], state())
+    assert all(torch.equal(three.result[name], two.result[name]) for name in graph().buffer_names)
+    first, second = (norm.mean for norm in graph().batch_norms[:2])
+    (four,) = engine.run([StatisticsJob(cut, 0, fixed=(first,))], state())
+    assert torch.equal(four.result[first], state()[first])
+    assert not torch.equal(four.result[second], three.result[second])
 
 
 def test_a_name_belongs_to_one_node_until_that_is_gone(tmp_path: Path) -> None:

@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
 from strata.core.errors import BadInput
+from strata.core.seeds import generator
+from strata.graph.filling import filled
 from strata.methods import SLT, Progress
-from tests.methods.tiny import hand_plan, tiny_graph
+from strata.runs.callbacks import Callback, StopRun
+from tests.federation.tiny import bits, method, tiny_run
+from tests.methods.tiny import hand_plan, tiny_graph, tiny_state
 
 GRAPH = tiny_graph()
 
@@ -73,3 +82,48 @@ def test_early_stopping_stays_at_the_last_step() -> None:
 def test_early_stopping_is_not_confused_by_nan() -> None:
     """An accuracy that is not a number is no improvement."""
     assert Progress(best=0.2).after(4, float("nan"), patience=5, last_step=2) == Progress(best=0.2, rounds_since_best=1)
+
+
+def test_new_channels_are_filled_where_a_step_begins() -> None:
+    made = hand_plan(GRAPH, (0, 0, 0.25, 2), (0, 1, 0.5, 2), (1, 2, 0.5, 5), (2, 3, 1.0, 7))
+    published, zero = SLT(made), SLT(made, fill="zero")
+    state = tiny_state()
+    assert all(published.begin(round, state) is state for round in range(7))
+    assert [zero.begin(round, state) is not state for round in range(7)] == [
+        True,
+        False,
+        True,
+        False,
+        False,
+        True,
+        False,
+    ]
+    assert all(torch.equal(tensor, state[name]) for name, tensor in zero.begin(0, state).items()), "nothing is old yet"
+    expected = filled(GRAPH, "zero", made.cut(0), made.cut(2), state, generator(0, "fill", 2))  # step 1 has no round
+    assert all(torch.equal(tensor, expected[name]) for name, tensor in zero.begin(2, state).items())
+    one, other, again = (SLT(made, fill="copies", seed=seed).begin(2, state)["conv1.weight"] for seed in (0, 1, 0))
+    assert torch.equal(one, again) and not torch.equal(one, other)
+    with pytest.raises(BadInput, match="the fill of slt is one of published, fan-in, zero, copies, not 'ones'"):
+        SLT(made, fill="ones")
+
+
+def test_a_filled_run_resumes_to_the_same_bits(tmp_path: Path) -> None:
+    """Stopped after every round, so at every step change too."""
+
+    class Stop(Callback):
+        def round_ends(self, record: Mapping[str, Any]) -> StopRun | None:
+            raise KeyboardInterrupt
+
+    plan = method("slt").plan  # type: ignore[attr-defined]
+    results = {}
+    for fill in ("published", "copies"):
+        tiny_run(tmp_path / fill, method=SLT(plan, fill=fill, seed=3))
+        results[fill] = bits(tmp_path / fill)
+    assert results["published"] != results["copies"]
+    for resumed in range(6):
+        with contextlib.suppress(KeyboardInterrupt):
+            tiny_run(tmp_path / "cut", method=SLT(plan, fill="copies", seed=3), resume=resumed > 0, callbacks=[Stop()])
+    tiny_run(tmp_path / "cut", method=SLT(plan, fill="copies", seed=3), resume=True)
+    assert bits(tmp_path / "cut") == results["copies"]
+    with pytest.raises(BadInput, match="fill"):
+        tiny_run(tmp_path / "cut", method=SLT(plan), resume=True)

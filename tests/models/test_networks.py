@@ -1,4 +1,4 @@
-"""Parameter counts and layer counts of the paper's networks."""
+"""Parameter counts and layer counts of the paper's networks, and of those for which parameters dominate."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ import pytest
 import torch
 from torch import nn
 
-from strata.graph import Cut
-from strata.models import densenet40, resnet20, resnet44, resnet56
+from strata.execution import Execution, measure_cut, memory
+from strata.graph import ChannelGraph, Cut
+from strata.models import densenet40, resnet18, resnet18_gn, resnet20, resnet44, resnet56
 from tests.golden import golden
 from tests.networks import paper_graph
 
@@ -18,6 +19,8 @@ COUNTS = [
     (resnet44, 200, 64, 886_168),
     (resnet56, 1000, 64, 1_900_600),
     (densenet40, 100, 32, 188_092),
+    (resnet18, 10, 32, 11_173_962),
+    (resnet18_gn, 10, 32, 11_173_962),
 ]
 
 
@@ -52,3 +55,17 @@ def test_trained_and_whole_submodel_parameters_of_every_step(name: str) -> None:
         if key.startswith(name) and key.endswith("small_FD_FedRolex"):
             cut = graph.prefix(float(key.split("@")[1].split("|")[0]))
             assert count(cut, graph.parameter_names) == row["params"]
+
+
+@pytest.mark.parametrize("make", [resnet18, resnet18_gn])
+def test_parameters_dominate_in_resnet18(make: Callable[..., nn.Module]) -> None:
+    graph = ChannelGraph(make(), (3, 32, 32))
+    assert graph.depth == 17 and not graph.pinned
+    quarter, head = graph.prefix(0.25), graph.slt(16, 17, 0.25)
+    assert count(quarter, graph.parameter_names) < 0.15 * count(graph.full(), graph.parameter_names)
+    execution = Execution(2)
+    for cut in (quarter, head):
+        predicted = memory(graph, cut, execution).total
+        assert 0.99 <= predicted / measure_cut(graph, cut, execution).peak <= 1.03
+    whole = memory(graph, graph.full(), execution)
+    assert whole.weights + whole.gradients > whole.total / 2

@@ -37,6 +37,7 @@ def state_of(round: int) -> FederationState:
             ({"z.weight": "ab"},),
             {"z": 1},
         ),
+        norms={"a.running": {"round": round, "network": "ab"}} if round else {},
     )
 
 
@@ -47,6 +48,7 @@ def same(a: FederationState, b: FederationState) -> bool:
         and all(torch.equal(a.tensors[n], b.tensors[n]) and a.tensors[n].dtype == b.tensors[n].dtype for n in a.tensors)
         and all(torch.equal(a.slots[n], b.slots[n]) for n in {*a.slots, *b.slots})
         and a.method == b.method
+        and a.norms == b.norms
         and a.holdings.to_json() == b.holdings.to_json()
         and all(np.array_equal(x, b.holdings.arrays()[n]) for n, x in a.holdings.arrays().items())
     )

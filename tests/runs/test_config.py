@@ -56,7 +56,7 @@ def test_every_flag_of_a_run_comes_from_the_tree() -> None:
 def test_a_fleet_refuses_what_is_simulated_and_says_why(capsys: pytest.CaptureFixture[str]) -> None:
     parser = parser_of("fleet", "run")
     simulated = {one.option: one.known.simulated for one in KNOWN.values() if one.known.simulated}
-    assert simulated["--devices"] == "the fleet is the devices that connect" and len(simulated) == 12
+    assert simulated["--devices"] == "the fleet is the devices that connect" and len(simulated) == 13
     for option, reason in simulated.items():
         with pytest.raises(SystemExit) as ended:
             parser.parse_args([option, "1"])
@@ -107,7 +107,7 @@ def values_of(one: Described) -> st.SearchStrategy[Any]:
     if one.key == "constraints":
         return st.lists(st.floats(0, 1, exclude_min=True), min_size=1, max_size=3).map(tuple)
     if one.key == "budgets":
-        return st.lists(st.integers(1, 2**40), min_size=1, max_size=3).map(tuple)
+        return st.lists(st.integers(1024, 2**40), min_size=1, max_size=3).map(tuple)
     if known.whole or one.hint in (int, int | None):
         return st.integers(int(known.least or 0), 10**6)
     if one.hint in (float, float | None):
@@ -161,7 +161,7 @@ def test_bounds_hold_however_a_config_is_made() -> None:
         ({"rounds": 0}, "rounds must be a whole number of at least 1, not 0"),
         ({"seed": 1.5}, "the seed is a whole number of at least 0, not 1.5"),
         ({"lr": math.nan}, "lr must be a finite number"),
-        ({"lr": 0.001}, "the learning rate falls from lr to lr_end > 0, not from 0.001 to 0.01"),
+        ({"lr": 0.001, "lr_end": 0.01}, "the learning rate falls from lr to lr_end > 0, not from 0.001 to 0.01"),
         ({"bn": "running"}, "bn is one of re-estimated, batch, not 'running'"),
         ({"checkpoint_every": 0}, "checkpoints are every 1 or more rounds, not every 0"),
         ({"task_timeout": 5.0, "workers": 0}, "--workers 0 has none"),

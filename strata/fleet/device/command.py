@@ -18,6 +18,7 @@ from strata.fleet.flower_patches import CONNECTED
 from strata.fleet.protocol.settings import DeviceSettings
 from strata.fleet.security.addresses import Address, Unreachable, free_port, need_loopback, need_server
 from strata.fleet.security.keys import DeviceKeys
+from strata.planning.runtime import MALLOC
 
 DEFAULT_POLL = 1.0  # seconds between two questions for work
 PAUSES = (1.0, 2.0, 5.0, 10.0, 30.0)  # seconds between attempts; the last one repeats
@@ -44,7 +45,7 @@ def work(
     folder = settings.folder
     with writing_to(folder):
         folder.mkdir(parents=True, exist_ok=True)
-    env = {**environment(folder / "flower"), POLL: str(poll)}
+    env = {**environment(folder / "flower"), **MALLOC, POLL: str(poll)}  # Flower's processes hoard no memory either
     log = folder / "supernode.log"
     attempt = failures = 0
     refused_since: float | None = None

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from strata.fleet.protocol.codec import Packet
 
 # what of a LocalTraining a device is sent
-PLAIN = (*settings_of(Execution), "epochs", "augmentation", "mean", "std")
+PLAIN = (*settings_of(Execution), "epochs", "fixed_after", "augmentation", "mean", "std")
 NARROW = 0.05  # of the width: enough to load what every training loads
 LEAST_MARGIN = 24 * limits.MIB  # for what no tensor accounts for: scratch and compiled code, measured at 5 to 20 MiB
 
@@ -164,10 +164,11 @@ class PreparedDevice:
         training = self._training(packet.meta["training"])
         own = self.own_data.train
         chosen = own.subset(calibration_indices(len(own), int(packet.meta["seed"])))
+        fixed = self._fixed(packet, cut)
         found: list[tuple[int, dict[str, Tensor]]] = []
         with self._cap(training, client):
             for batch in chosen.split(training.batch_size):
-                made = reestimated(self.workspace, cut, tensors, batch, training)
+                made = reestimated(self.workspace, cut, tensors, batch, training, fixed)
                 found.append((len(batch), {name: made[name] for name in self.graph.buffer_names}))
         return {"what": "statistics", "images": len(chosen)}, pooled(found)
 
@@ -175,12 +176,12 @@ class PreparedDevice:
         """Sums over what the device holds out."""
         cut, tensors = self._whole(packet)
         training, bn = self._training(packet.meta["training"]), str(packet.meta["bn"])
-        held = self.own_data.held
+        held, fixed = self.own_data.held, self._fixed(packet, cut)
         found: list[EvaluatedBatch] = []
         if held is not None:
             with self._cap(training, client):
                 for number, part in enumerate(held.split(training.batch_size)):
-                    (one,) = evaluate_units(self.workspace, cut, tensors, part, training, bn, [0])
+                    (one,) = evaluate_units(self.workspace, cut, tensors, part, training, bn, [0], fixed)
                     found.append(replace(one, number=number))
         loss = sum((one.loss_sum for one in found), 0.0)
         sums = added([one.sums for one in found])
@@ -189,6 +190,14 @@ class PreparedDevice:
             "sums": {name: list(values) for name, values in sums.items()},
             "loss_sum": loss if math.isfinite(loss) else None,
         }, {}
+
+    def _fixed(self, packet: Packet, cut: Cut) -> list[str]:
+        """The batch norms that use the statistics they were sent with."""
+        names = packet.meta["fixed"]
+        known = {norm.mean for norm in self.graph.batch_norms if norm.mean in cut.shapes}
+        if not isinstance(names, list) or not all(isinstance(name, str) and name in known for name in names):
+            raise BadInput("the server fixes statistics of batch norms that its cut does not have")
+        return names
 
     def _training(self, values: Any) -> LocalTraining:
         return replace(training_of(values), objective=self.own_data.objective)

@@ -19,7 +19,7 @@ from torch import Tensor
 from strata.data.objectives import Classification, Objective
 from strata.engines.base import EngineFailed, Outcome
 from strata.federation.checking import is_count
-from strata.federation.jobs import EvaluateJob, FinishJob
+from strata.federation.jobs import EvaluateJob, FinishJob, StatisticsJob
 from strata.fleet.pooled_statistics import pooled
 from strata.fleet.protocol import codec
 from strata.fleet.server.messages import plain
@@ -42,22 +42,25 @@ class DeviceEvaluation:
     ) -> None:
         self._engine, self._graph, self._robust = engine, graph, robust
         self._objective = objective or Classification()
-        self._measured: tuple[Mapping[str, Tensor], str, dict[str, Tensor]] | None = None
+        self._measured: tuple[Mapping[str, Tensor], Cut, tuple[str, ...], dict[str, Tensor]] | None = None
 
     def run(self, jobs: Sequence[EvaluateJob | FinishJob], state: Mapping[str, Tensor]) -> Iterator[Outcome]:
         for index, job in enumerate(jobs):
             tensors = job.cut.extract(state)
+            if isinstance(job, StatisticsJob):
+                yield Outcome(index, self._statistics(job, tensors, state))
+                continue
             if isinstance(job, FinishJob):
-                tensors |= self._statistics(job.cut, tensors, state, job.seed)
+                tensors |= self._statistics(job, tensors, state)
                 whole = {name: torch.zeros_like(tensor) for name, tensor in state.items()}
                 job.cut.scatter(whole, tensors)
                 yield Outcome(index, whole)
                 continue
             if job.bn == "re-estimated":
-                tensors |= self._statistics(job.cut, tensors, state, job.seed)
+                tensors |= self._statistics(job, tensors, state)
             found = self._ask(
                 "evaluate",
-                {"cut": job.cut.to_json(), "bn": job.bn},
+                {"cut": job.cut.to_json(), "bn": job.bn, "fixed": list(job.fixed)},
                 tensors,
                 self._sums,
                 lambda device: device.held > 0,
@@ -67,19 +70,23 @@ class DeviceEvaluation:
             yield Outcome(index, [replace(one, number=number) for number, one in sorted(found.items())])
 
     def _statistics(
-        self, cut: Cut, tensors: Mapping[str, Tensor], state: Mapping[str, Tensor], seed: int
+        self, job: EvaluateJob | FinishJob, tensors: Mapping[str, Tensor], state: Mapping[str, Tensor]
     ) -> dict[str, Tensor]:
         if not self._graph.buffer_names:
             return {}
-        if self._measured is None or self._measured[0] is not state or self._measured[1] != cut.hash:
-            meta = {"cut": cut.to_json(), "seed": seed}
+        key = (job.cut, job.fixed)
+        if self._measured is None or self._measured[0] is not state or self._measured[1:3] != key:
+            meta = {"cut": job.cut.to_json(), "seed": job.seed, "fixed": list(job.fixed)}
             found = self._ask("statistics", meta, tensors, lambda packet, who: self._buffers(packet, who, tensors))
             if not found:
                 raise EngineFailed(
                     "no device could measure batch norm's statistics: resume the run when devices are there"
                 )
-            self._measured = (state, cut.hash, pooled([found[number] for number in sorted(found)], self._robust))
-        return self._measured[2]
+            made = pooled([found[number] for number in sorted(found)], self._robust)
+            held = [norm for norm in self._graph.batch_norms if norm.mean in job.fixed]
+            made |= {name: tensors[name] for norm in held for name in (norm.mean, norm.variance)}  # no device's word
+            self._measured = (state, *key, made)
+        return self._measured[3]
 
     def _buffers(
         self, packet: codec.Packet, device: Device, tensors: Mapping[str, Tensor]

@@ -27,6 +27,7 @@ from strata.fleet.server.resuming import config_of, fitted
 from strata.graph import ChannelGraph
 from strata.methods import method_class
 from strata.methods.heads import is_prepared
+from strata.runs.allowance import Allowance
 from strata.runs.config import RunConfig
 from strata.runs.folder import has_checkpoint, is_finished, refuse_used
 from strata.runs.launch import launch, load_data, make_method, make_model, make_training, split_data
@@ -163,6 +164,7 @@ def run_on_fleet(grid: Grid, settings: RunSettings) -> Result | None:
             engine=engine,
             adjusted=None if private else adjusted,
             pretrained=config.problem.init is not None,
+            allowance=Allowance(tuple(assignment.levels[level] for level in assignment.start), "peak"),
         )
         return launch(config, out, resume=settings.resume, prepared=prepared)
     except KeyboardInterrupt:
@@ -261,7 +263,7 @@ def _levels(
     if approach.constraints:
         config = config.changed(constraints=tuple(sorted(set(approach.constraints))))
         method = make_method(config, graph)
-        sizes = most_bytes(method, config.execution)
+        sizes = most_bytes(method, config.counted)
     elif saved is not None:
         sizes = list(saved["levels"])
         config = config.changed(budgets=tuple(sizes))
