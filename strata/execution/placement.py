@@ -65,12 +65,12 @@ def place(graph: ChannelGraph, cut: Cut, segments: int | str, batch: int) -> Pla
     within one percent of it. A pure function."""
     ops = graph.sized(cut, batch)
     last = channels_last(graph, cut)
-    observed = observe(ops, last)
+    observed = observe(ops, channels_last=last)
     first = frozen_first(ops, observed)
     everything = range(len(observed.calls))
     order = (*first, *(index for index in everything if index not in set(first)))
     if order != tuple(everything):
-        observed = observe(ops, last, order)
+        observed = observe(ops, order, last)
     allowed = _allowed(observed, len(first))
     begin = allowed[0]
     cuts = _lowest(_costs(observed, allowed), len(allowed) if segments == "auto" else int(segments))
@@ -112,7 +112,7 @@ class Observed:
     parameters: dict[str, int]  # bytes of each that is trained
 
 
-def observe(ops: Sequence[SizedOp], channels_last: bool = False, order: Sequence[int] | None = None) -> Observed:
+def observe(ops: Sequence[SizedOp], order: Sequence[int] | None = None, channels_last: bool = False) -> Observed:
     """One forward pass in this order, in which nothing goes."""
     sim = Simulation(0)
     forward = Pass(sim, ops, channels_last)
