@@ -28,6 +28,7 @@ def trace(
     execution: Execution,
     classes: int,
     forward: Forward | None = None,
+    channels_last: bool = False,
 ) -> int:
     """Highest live tensor bytes of a steady-state training step of `module`, which is left alone."""
     fake = FakeTensorMode(allow_non_fake_inputs=True)
@@ -35,7 +36,7 @@ def trace(
         module = copy.deepcopy(module)
     module.train()
     with fake:
-        batch = example_batch(InputSpec.of(input_shape, module), execution)
+        batch = example_batch(InputSpec.of(input_shape, module), execution, channels_last)
         labels = torch.zeros(execution.batch_size, dtype=torch.int64)
         optimizer, step = training_step(module, batch, labels, execution, forward)
         module.zero_grad(set_to_none=True)

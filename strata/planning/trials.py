@@ -69,9 +69,9 @@ def train_capped(graph: ChannelGraph, cut: Cut, execution: Execution, allowance:
     A step without the limit goes before: what torch and oneDNN load and compile once is the runtime's, not the
     model's. Its tensors have gone back to the kernel when the baseline is read.
     """
-    model = built(graph, cut, execution)
+    model, last = built(graph, cut, execution)
     forward = training_forward(graph, cut, model, execution)
-    train(model, graph, execution, forward, steps=1)
+    train(model, graph, execution, forward, last, steps=1)
     model.zero_grad()
     gc.collect()
     ctypes.CDLL(None).malloc_trim(0)
@@ -80,12 +80,14 @@ def train_capped(graph: ChannelGraph, cut: Cut, execution: Execution, allowance:
     cap = baseline + allowance
     say({"baseline_bytes": baseline, "cap_bytes": cap})
     resource.setrlimit(resource.RLIMIT_DATA, (cap, cap))
-    train(model, graph, execution, forward, steps=2)  # in the second momentum is there
+    train(model, graph, execution, forward, last, steps=2)  # in the second momentum is there
 
 
-def train(model: nn.Module, graph: ChannelGraph, execution: Execution, forward: Forward | None, steps: int) -> None:
+def train(
+    model: nn.Module, graph: ChannelGraph, execution: Execution, forward: Forward | None, last: bool, steps: int
+) -> None:
     generator = torch.Generator().manual_seed(0)
-    inputs = example_batch(graph.inputs, execution)
+    inputs = example_batch(graph.inputs, execution, last)
     labels = torch.randint(graph.classes, (execution.batch_size,), generator=generator)
     _, step = training_step(model, inputs, labels, execution, forward)
     model.train()
