@@ -30,7 +30,7 @@ EXAMPLES = """examples:
   strata experiment table-digits --scale 0.1 --seeds 1
 """
 DEFAULT_OUT = "runs/experiments"
-VARIED = ("schedule", "weight_decay", "augmentation")
+VARIED = ("schedule", "fill", "averaging", "variant", "weight_decay", "augmentation")
 
 
 def add_parser(subparsers: Subparsers) -> None:

@@ -39,6 +39,7 @@ PLANNED = {
     "budgets": "budget",
     "rounds": "rounds",
     "accounting": "accounting",
+    "lean": "lean",
     "reserve": "reserve",
     "schedule": "schedule",
     "patience": "patience",

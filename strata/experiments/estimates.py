@@ -88,7 +88,7 @@ class Estimator:
         network = self._network(request.problem.model, setup)
         method = make_method(request, network.graph)
         settings = _settings(request, setup)
-        per_sample = flops_of_tasks(method, lambda cut: network.workspace.recomputed_flops(cut, settings))
+        per_sample = flops_of_tasks(method, lambda cut, own: network.workspace.recomputed_flops(cut, own or settings))
         stages = stages_of(method, request)
         speeds: dict[int, tuple[float, float]] = {}  # FLOP per second of one core in training and evaluation, by stage
         if self.calibrate:

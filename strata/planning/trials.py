@@ -39,10 +39,11 @@ def serve() -> None:
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "w", buffering=1)
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     torch.set_num_threads(1)
-    shape, execution = tuple(request["input"]), Execution(**request["execution"])
+    shape = tuple(request["input"])
     graph = ChannelGraph(load_model(request["model"], request["classes"], shape), input_shape=shape)
-    for step, *rest in request["steps"]:
+    for step, *rest, settings in request["steps"]:
         where: Where = tuple(rest)
+        execution = Execution(**settings)
         cut = graph.slt(*where)
         trial = {
             "step": step, "k_frozen": where[0], "k_trained": where[1], "scale": where[2],

@@ -224,6 +224,8 @@ def make_method(config: RunConfig, graph: ChannelGraph) -> Method:
         seed=config.course.seed,
         accounting=approach.accounting,
         model_name=config.problem.model,
+        lean=approach.lean,
+        ceilings=approach.ceilings,
         reserve=approach.reserve,
         **{key: value for key, value in options.items() if value is not None},
     )

@@ -22,6 +22,7 @@ from strata.training.vectorised import Grouped, NotVectorisable
 from strata.training.vectorised.width import suits_kernels
 
 if TYPE_CHECKING:
+    from strata.execution import Execution
     from strata.graph import ChannelGraph, Cut
     from strata.training.settings import LocalTraining
 
@@ -85,7 +86,7 @@ class Workspace:
 
         return forward
 
-    def placement(self, cut: Cut, settings: LocalTraining) -> Placement | None:
+    def placement(self, cut: Cut, settings: Execution) -> Placement | None:
         """Where activation checkpointing cuts the forward pass; None: nowhere."""
         if settings.activation_checkpointing is None:
             return None
@@ -94,7 +95,7 @@ class Workspace:
             self._placements[key] = placement_for(self.graph, cut, settings)
         return self._placements[key]
 
-    def recomputed_flops(self, cut: Cut, settings: LocalTraining) -> int:
+    def recomputed_flops(self, cut: Cut, settings: Execution) -> int:
         """Per sample, what activation checkpointing adds to training the cut."""
         placement = self.placement(cut, settings)
         return 0 if placement is None else placement.recomputed_flops
