@@ -36,6 +36,7 @@ PLANNED = {
     "budgets": "budget",
     "rounds": "rounds",
     "accounting": "accounting",
+    "lean": "lean",
     "reserve": "reserve",
     "schedule": "schedule",
     "patience": "patience",

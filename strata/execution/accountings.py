@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from strata.core.errors import BadInput
 from strata.execution.compute import Flops, flops_of_pass
 from strata.execution.execution import Execution
+from strata.execution.layout import channels_last, submodel_as_trained
 from strata.execution.mapped import MappedWeights
 from strata.execution.measured import Measured, measure
 from strata.execution.norm_statistics import fixed_norms, with_fixed
@@ -70,7 +71,8 @@ def _peak(
     used = {op.state_name for op in ops}  # a parameter that takes no part has neither gradient nor momentum
     trained = [_bytes(graph, cut, [name]) for name in cut.trained if name in used]
     try:
-        found = peak(ops, weights, trained, execution, placement, accumulated, graph.inputs)
+        last = channels_last(graph, cut)
+        found = peak(ops, weights, trained, execution, placement, accumulated, last, graph.inputs)
     except NoRule:
         return _traced(graph, cut, execution, weights, sum(trained), mapped)
     return Memory(found.total, found.weights, found.gradients, found.activations, "peak", mapped)
@@ -79,26 +81,27 @@ def _peak(
 def _traced(graph: ChannelGraph, cut: Cut, execution: Execution, weights: int, trained: int, mapped: int) -> Memory:
     """All passes at once, on fake tensors."""
     kept = _bytes(graph, cut, cut.trained) if execution.proximal else 0
-    module = graph.submodel(cut)
+    module, last = submodel_as_trained(graph, cut)
     forward = training_forward(graph, cut, module, execution)
-    total = kept - mapped + trace(module, graph.inputs, execution, graph.classes, forward)
+    total = kept - mapped + trace(module, graph.inputs, execution, graph.classes, forward, last)
     gradients = trained + execution.slot_bytes(trained)
     return Memory(total, weights, gradients, total - weights - gradients, "peak", mapped)
 
 
-def built(graph: ChannelGraph, cut: Cut, execution: Execution) -> nn.Module:
-    """The cut's submodel, with its frozen weights where the execution wants them."""
-    module: nn.Module = graph.submodel(cut)
+def built(graph: ChannelGraph, cut: Cut, execution: Execution) -> tuple[nn.Module, bool]:
+    """The cut's submodel as it trains, with its frozen weights where the execution wants them; and whether images are
+    channels last."""
+    module, last = submodel_as_trained(graph, cut)
     if execution.maps:
         MappedWeights(module)
-    return module
+    return module, last
 
 
 def measure_cut(graph: ChannelGraph, cut: Cut, execution: Execution) -> Measured:
     """What a real step of the cut's submodel takes: the truth that `memory` is held against."""
-    module = built(graph, cut, execution)
+    module, last = built(graph, cut, execution)
     forward = training_forward(graph, cut, module, execution)
-    return measure(module, graph.inputs, execution, graph.classes, forward)
+    return measure(module, graph.inputs, execution, graph.classes, forward, last)
 
 
 def flops(graph: ChannelGraph, cut: Cut, execution: Execution | None = None) -> Flops:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from strata.core.errors import BadInput
 from strata.core.settings import check, setting, settings_of
@@ -102,6 +103,23 @@ class Execution:
     def alone(self) -> Execution:
         """Without what a LocalTraining says beside it."""
         return Execution(**{name: getattr(self, name) for name in settings_of(Execution)})
+
+    def __str__(self) -> str:
+        """For people."""
+        parts = "" if self.micro_batch is None else f" in parts of {self.micro_batch}"
+        ways = [
+            ("activations recomputed", self.activation_checkpointing is not None),
+            (f"frozen layers by {self.frozen_chunk}", self.frozen_chunk is not None),
+            ("gradients released", self.release_gradients),
+            ("frozen weights mapped", self.maps),
+            (f"momentum in {self.momentum_dtype}", self.momentum_dtype != "float32"),
+        ]
+        return ", ".join([f"batch {self.batch_size}{parts}", *(text for text, taken in ways if taken)])
+
+    def differences(self, other: Execution) -> dict[str, Any]:
+        """Its settings that are not the other's."""
+        values = {name: getattr(self, name) for name in settings_of(Execution)}
+        return {name: value for name, value in values.items() if value != getattr(other, name)}
 
     @property
     def at_once(self) -> int:

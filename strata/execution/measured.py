@@ -29,7 +29,7 @@ from torch.nn import functional
 from strata.execution.execution import Execution
 from strata.execution.mapped import is_mapped
 from strata.execution.optimizers import LeanSGD, Released
-from strata.graph.inputs import InputsLike, InputSpec, float_dtype
+from strata.graph.inputs import InputsLike, InputSpec, float_dtype, images_last
 
 Forward = Callable[..., Tensor]  # a module and its inputs -> its output
 
@@ -67,6 +67,7 @@ def measure(
     execution: Execution,
     classes: int,
     forward: Forward | None = None,
+    channels_last: bool = False,
 ) -> Measured:
     """Train `module` (parameters without requires_grad are frozen) and measure a steady-state step.
 
@@ -75,6 +76,7 @@ def measure(
     """
     generator = torch.Generator().manual_seed(0)
     batch = example_batch(InputSpec.of(input_shape, module), execution)
+    batch = images_last(batch) if channels_last else batch
     labels = torch.randint(classes, (execution.batch_size,), generator=generator)
     optimizer, step = training_step(module, batch, labels, execution, forward)
     with _untouched(module), torch.random.fork_rng(devices=[]):

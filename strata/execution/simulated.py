@@ -18,11 +18,19 @@ import torch
 from strata.execution.chunks import is_barrier, stretches
 from strata.execution.execution import Execution
 from strata.execution.learned import learned
-from strata.execution.segments import Boundary, Placement, boundaries
+from strata.execution.segments import Boundary, Placement, boundaries, writes
 from strata.graph import Ref, SizedOp
 from strata.graph.inputs import Input, InputSpec
 from strata.ops.bytes import NoRule, alias, itemsize, simulate
-from strata.ops.tape import Gradients, Segment, Simulation, Value
+from strata.ops.tape import (
+    Gradients,
+    Segment,
+    Simulation,
+    Strides,
+    Value,
+    channels_last_strides,
+    is_channels_last,
+)
 
 LABEL_BYTES = INDEX_BYTES = 8
 SCALARS = 12  # the momentum factor as a tensor
@@ -44,13 +52,15 @@ def peak(
     execution: Execution,
     placement: Placement | None = None,
     accumulated: bool = False,
+    channels_last: bool = False,
     inputs: InputSpec | None = None,
 ) -> Peak:
     """Of one pass over the SizedOps of a cut, which are those of a batch or a part of it.
 
     `state_bytes` are those of all weights and buffers, `trained_sizes` the bytes of each trained parameter;
-    `accumulated`: their gradients are there, from earlier parts. `inputs` say how the data holds samples that wait for
-    their part. Raises NoRule for an operator that has no rule and cannot be learned.
+    `accumulated`: their gradients are there, from earlier parts; `channels_last`: how images lie (layout.py); `inputs`
+    say how the data holds samples that wait for their part. Raises NoRule for an operator that has no rule and cannot
+    be learned.
     """
     trained = sum(trained_sizes)
     momenta = execution.slot_bytes(trained)
@@ -59,7 +69,7 @@ def peak(
     sim = Simulation(standing, gradients=trained if accumulated else 0)
     if execution.release_gradients:
         sim.step = lambda size: scalars + execution.step_copies * size
-    logits = Pass(sim, ops).run(placement)
+    logits = Pass(sim, ops, channels_last).run(placement)
     sim.run_backward(_loss(sim, logits))
     if not execution.release_gradients:  # the optimizer goes through the parameters one by one
         sim.passing(execution.step_copies * max(trained_sizes, default=0) + scalars)
@@ -86,7 +96,7 @@ Values = dict[str, Any]  # by the operation's name: a Value, a list of them, or 
 class Pass:
     """A forward pass over the operations of a network."""
 
-    def __init__(self, sim: Simulation, ops: Sequence[SizedOp]) -> None:
+    def __init__(self, sim: Simulation, ops: Sequence[SizedOp], channels_last: bool) -> None:
         self.sim = sim
         self.calls = [op for op in ops if op.kind == "op" or op.kind == "cut"]
         self.samples = next((op.shape[0] for op in ops if op.kind == "input"), 1)
@@ -94,7 +104,8 @@ class Pass:
         self.dtypes = {op.name: op.dtype for op in ops if op.dtype is not None}
         self.weights = {op.name for op in ops if op.kind == "parameter" or op.kind == "buffer"}
         # weights, buffers and the batch are counted already; a storage of their own says who writes to them
-        self.standing = {op.name: _standing(sim, op) for op in ops if op.kind in ("input", "parameter", "buffer")}
+        there = [op for op in ops if op.kind in ("input", "parameter", "buffer")]
+        self.standing = {op.name: _standing(sim, op, channels_last) for op in there}
 
     def run(self, placement: Placement | None = None) -> Value:
         """To the network's result."""
@@ -131,6 +142,13 @@ class Pass:
             dtypes = {id(values[name]): self.dtypes[name] for name in op.inputs if name in self.dtypes}
             return learned(self.sim, op, (arguments, keywords), dtypes)
 
+    def apply_or_guess(self, op: SizedOp, values: Values) -> Any:
+        """The same of any operator: one that the simulation does not know keeps all it can."""
+        try:
+            return self.apply(op, values)
+        except NoRule:
+            return _guess(self.sim, op, values)
+
     def _run_all(
         self, part: Sequence[SizedOp], values: Values, outputs: Collection[str], given: Collection[str] = ()
     ) -> None:
@@ -154,8 +172,9 @@ class Pass:
                     made = self.apply(op, own)
                     if op.name in boundary.outputs and made is not None:
                         if op.name not in whole:
-                            whole[op.name] = sim.new((self.samples, *made.shape[1:]), made.itemsize)
-                        share = sim.view(whole[op.name], made.shape, None)
+                            strides = _laid_out(made, self.samples)
+                            whole[op.name] = sim.new((self.samples, *made.shape[1:]), made.itemsize, strides)
+                        share = sim.view(whole[op.name], made.shape, _laid_out(made, n))
                         self._drop(made)
                         made = share
                     own[op.name] = made
@@ -203,15 +222,27 @@ class Pass:
             self.sim.drop(value)
 
 
-def _standing(sim: Simulation, op: SizedOp) -> Value:
-    value = Value(sim.allocate(0), op.shape, itemsize(op))
+def _standing(sim: Simulation, op: SizedOp, channels_last: bool) -> Value:
+    strides = None
+    # a single channel is first and last at once, and such images stay as they are
+    if channels_last and len(op.shape) == 4 and (op.kind != "input" or (op.shape[1] > 1 and prod(op.shape[2:]) > 1)):
+        strides = channels_last_strides(op.shape)
+    value = Value(sim.allocate(0), op.shape, itemsize(op), strides)
     value.requires_grad = value.parameter = op.kind == "parameter" and op.requires_grad
     return value
 
 
 def _share(value: Any, samples: int) -> Any:
     """Of what is there all the time: so many samples of it."""
-    return Value(value.storage, (samples, *value.shape[1:]), value.itemsize) if isinstance(value, Value) else value
+    if not isinstance(value, Value):
+        return value
+    return Value(value.storage, (samples, *value.shape[1:]), value.itemsize, _laid_out(value, samples))
+
+
+def _laid_out(value: Value, samples: int) -> Strides:
+    """So many samples, without gaps and in the order in which these lie in memory."""
+    shape = (samples, *value.shape[1:])
+    return channels_last_strides(shape) if is_channels_last(value.shape, value.strides) else None
 
 
 def _resized(op: SizedOp, samples: int) -> SizedOp:
@@ -220,6 +251,20 @@ def _resized(op: SizedOp, samples: int) -> SizedOp:
     several = op.shape if isinstance(op.shape, list) else [op.shape]
     shapes = [(samples, *shape[1:]) for shape in several]
     return replace(op, shape=shapes if isinstance(op.shape, list) else shapes[0])
+
+
+def _guess(sim: Simulation, op: SizedOp, values: Values) -> Any:
+    inputs = [value for name in op.inputs for value in each(values[name])]
+    several = op.shape if isinstance(op.shape, list) else [op.shape]
+    in_place = writes(op.target) and inputs
+    results = [sim.view(inputs[0], inputs[0].shape, None)] if in_place else [sim.new(s, itemsize(op)) for s in several]
+    if op.requires_grad:
+        sim.record(inputs, results, [*inputs, *results], _never)
+    return results if isinstance(op.shape, list) else results[0]
+
+
+def _never(sim: Simulation, gradients: Gradients) -> Gradients:
+    raise AssertionError("only forward passes are guessed")
 
 
 def each(one: Any) -> list[Value]:

@@ -153,7 +153,7 @@ class PlannedRun:
     @property
     def name(self) -> str:
         """Also its folder below the experiments' one."""
-        return f"{self.cell.name}/rounds-{self.request.rounds}/seed-{self.request.seed}"
+        return f"{self.cell.name}/rounds-{self.request.course.rounds}/seed-{self.request.course.seed}"
 
 
 @dataclass(frozen=True)

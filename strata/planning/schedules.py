@@ -22,7 +22,10 @@ DEFAULT_PATIENCE = 15  # the paper tries 5, 15 and 25
 
 
 def cumulative(parameters: Parameters, scales: Sequence[float], rounds: int) -> Rounds:
-    """r_n = R Q(0, n, s_n) / Q(0, 0, 1): the share of the parameters that have been in training by then."""
+    """r_n = R Q(0, n, s_n) / Q(0, 0, 1): the share of the parameters that have been in training by then.
+
+    Our reading of the paper; neither printed there nor what its authors ran.
+    """
     full = parameters(0, 0, 1.0)
     return [Fraction(rounds * parameters(0, n, scale), full) for n, scale in enumerate(scales)]
 

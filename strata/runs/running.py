@@ -78,12 +78,14 @@ def run(
     adjusted: Callable[[Method, int], Method] | None = None,
     pretrained: bool = False,
     server: ServerOptimizer | None = None,
+    lean: bool = False,
     **options: Any,
 ) -> Result:
     """Trains `model` over the fleet by `method` into the folder `out`.
 
     method: such as strata.SLT(plan), or a name or class with a `constraint` (0.25) or `budget` ("24 MiB"; several:
         levels).
+    lean: each step in the cheapest way that fits the budget; training says the rest.
     partition: a name as on the command line, or sample indices per device.
     training: how devices train; without it, as the plan says, with the data's own augmentation.
     optimizer: of devices, as a function of (parameters, learning rate); what it keeps counts in the budget. The same
@@ -118,7 +120,10 @@ def run(
             rounds=rounds or DEFAULT_ROUNDS,
             seed=options.get("seed", 0),
             model_name=type(model).__name__,
+            lean=lean,
         )
+    elif lean:
+        raise BadInput("the method already knows how its steps are executed: give lean with a method's name only")
     elif constraint is not None or budget is not None:
         raise BadInput("the method already knows what devices can hold: give a constraint or budget with a name only")
     settings = RunOptions.of(**_known(options), rounds=_rounds(method, rounds), devices=_devices(partition, devices))
@@ -294,7 +299,7 @@ def round_settings(
         together=None if alone else together,
         robust=options.robust,
         privacy=options.private,
-        recomputed_flops=lambda cut: workspace.recomputed_flops(cut, training),
+        recomputed_flops=lambda cut, own: workspace.recomputed_flops(cut, own or training),
         adjusted=prepared.adjusted,
         largest_loss=prepared.data.objective.largest_loss,
         norms=_norms(prepared, training),
