@@ -71,8 +71,7 @@ def _peak(
     used = {op.state_name for op in ops}  # a parameter that takes no part has neither gradient nor momentum
     trained = [_bytes(graph, cut, [name]) for name in cut.trained if name in used]
     try:
-        last = channels_last(graph, cut)
-        found = peak(ops, weights, trained, execution, placement, accumulated, last, graph.inputs)
+        found = peak(ops, weights, trained, execution, placement, accumulated, graph.inputs, channels_last(graph, cut))
     except NoRule:
         return _traced(graph, cut, execution, weights, sum(trained), mapped)
     return Memory(found.total, found.weights, found.gradients, found.activations, "peak", mapped)
@@ -89,8 +88,7 @@ def _traced(graph: ChannelGraph, cut: Cut, execution: Execution, weights: int, t
 
 
 def built(graph: ChannelGraph, cut: Cut, execution: Execution) -> tuple[nn.Module, bool]:
-    """The cut's submodel as it trains, with its frozen weights where the execution wants them; and whether images are
-    channels last."""
+    """The cut's submodel, with its frozen weights where the execution wants them; and whether channels are last."""
     module, last = submodel_as_trained(graph, cut)
     if execution.maps:
         MappedWeights(module)

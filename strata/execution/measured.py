@@ -75,8 +75,7 @@ def measure(
     are restored and the global random generator too: `module` is left as it was.
     """
     generator = torch.Generator().manual_seed(0)
-    batch = example_batch(InputSpec.of(input_shape, module), execution)
-    batch = images_last(batch) if channels_last else batch
+    batch = example_batch(InputSpec.of(input_shape, module), execution, channels_last)
     labels = torch.randint(classes, (execution.batch_size,), generator=generator)
     optimizer, step = training_step(module, batch, labels, execution, forward)
     with _untouched(module), torch.random.fork_rng(devices=[]):
@@ -85,10 +84,11 @@ def measure(
         return measure_step(step, standing_tensors(module, optimizer, *batch, labels))
 
 
-def example_batch(inputs: InputSpec, execution: Execution) -> tuple[Tensor, ...]:
+def example_batch(inputs: InputSpec, execution: Execution, channels_last: bool = False) -> tuple[Tensor, ...]:
     """Samples as the network takes them; those that wait for their part as the data holds them."""
     waits = execution.in_parts and execution.waits_as_stored
-    return inputs.stored_example(execution.batch_size) if waits else inputs.example(execution.batch_size)
+    batch = inputs.stored_example(execution.batch_size) if waits else inputs.example(execution.batch_size)
+    return images_last(batch) if channels_last else batch
 
 
 def training_step(

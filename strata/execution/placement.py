@@ -72,9 +72,11 @@ def place(graph: ChannelGraph, cut: Cut, segments: int | str | None, batch: int,
     observed = observe(ops, channels_last=last)
     first = frozen_first(ops, observed)
     everything = range(len(observed.calls))
-    chunked: list[int] = []
-    if chunk is not None and chunk < batch:
-        chunked = _chunkable(graph, ops, first, observe(ops, _moved(first, everything), last))
+    chunked = (
+        []
+        if chunk is None or chunk >= batch
+        else _chunkable(graph, ops, first, observe(ops, _moved(first, everything), last))
+    )
     if segments is None:
         return Placement(_moved(chunked, everything), len(chunked), (), (), 0, len(chunked), chunk)
     order = _moved(chunked, _moved(first, everything))

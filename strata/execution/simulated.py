@@ -52,14 +52,14 @@ def peak(
     execution: Execution,
     placement: Placement | None = None,
     accumulated: bool = False,
-    channels_last: bool = False,
     inputs: InputSpec | None = None,
+    channels_last: bool = False,
 ) -> Peak:
     """Of one pass over the SizedOps of a cut, which are those of a batch or a part of it.
 
     `state_bytes` are those of all weights and buffers, `trained_sizes` the bytes of each trained parameter;
-    `accumulated`: their gradients are there, from earlier parts; `channels_last`: how images lie (layout.py); `inputs`
-    say how the data holds samples that wait for their part. Raises NoRule for an operator that has no rule and cannot
+    `accumulated`: their gradients are there, from earlier parts. `inputs` say how the data holds samples that wait for
+    their part; `channels_last`: how images lie (layout.py). Raises NoRule for an operator that has no rule and cannot
     be learned.
     """
     trained = sum(trained_sizes)

@@ -26,7 +26,6 @@ from strata.execution.mapped import is_mapped
 from strata.execution.measured import Forward, example_batch, training_step
 from strata.execution.scratch import remember_scratch
 from strata.graph import ChannelGraph, Cut
-from strata.graph.inputs import images_last
 from strata.models.loading import load_model
 from strata.planning.runtime import data_bytes
 
@@ -88,8 +87,7 @@ def train(
     model: nn.Module, graph: ChannelGraph, execution: Execution, forward: Forward | None, last: bool, steps: int
 ) -> None:
     generator = torch.Generator().manual_seed(0)
-    inputs = example_batch(graph.inputs, execution)
-    inputs = images_last(inputs) if last else inputs
+    inputs = example_batch(graph.inputs, execution, last)
     labels = torch.randint(graph.classes, (execution.batch_size,), generator=generator)
     _, step = training_step(model, inputs, labels, execution, forward)
     model.train()

@@ -89,7 +89,7 @@ class Workspace:
         return forward
 
     def placement(self, cut: Cut, settings: Execution) -> Placement | None:
-        """Where activation checkpointing cuts the forward pass, and what of it runs in chunks; None: neither."""
+        """Where activation checkpointing cuts the forward pass, and what runs in chunks; None: nowhere, nothing."""
         segments, chunk = settings.activation_checkpointing, settings.frozen_chunk
         if segments is None and chunk is None:
             return None
