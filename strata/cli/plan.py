@@ -39,6 +39,7 @@ PLANNED = {
     "budgets": "budget",
     "rounds": "rounds",
     "accounting": "accounting",
+    "lean": "lean",
     "reserve": "reserve",
     "schedule": "schedule",
     "patience": "patience",
@@ -153,10 +154,10 @@ def scratch_of(plan: Plan, measured: bool) -> list[int] | None:
     """Of each step. None where it is not known from before and not to be measured now."""
     from strata.execution.scratch import known_scratch, scratch_bytes
 
-    cuts = [plan.cut(step.step) for step in plan.steps]
+    steps = [(plan.graph, plan.cut(step.step), plan.execution_at(step.step)) for step in plan.steps]
     if measured:
-        return [scratch_bytes(plan.graph, cut, plan.execution) for cut in cuts]
-    known = [known_scratch(plan.graph, cut, plan.execution) for cut in cuts]
+        return [scratch_bytes(*step) for step in steps]
+    known = [known_scratch(*step) for step in steps]
     found = [size for size in known if size is not None]
     return found if len(found) == len(known) else None
 

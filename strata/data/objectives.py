@@ -40,6 +40,15 @@ class Objective(ABC):
         """What training descends: the mean of `loss`, maybe written as one operation."""
         return self.loss(outputs, targets).mean()
 
+    def of_device(self, targets: Tensor, outputs: int) -> Objective:
+        """The objective of a device that holds samples with these targets, for a model of so many scores."""
+        return self
+
+    @property
+    def unheld(self) -> tuple[int, ...]:
+        """Rows of a classifier that such a device leaves as they are."""
+        return ()
+
     @abstractmethod
     def sums(self, outputs: Tensor, targets: Tensor) -> Sums:
         """What `score` and `metrics` are made of, summed over these samples."""
@@ -112,6 +121,33 @@ class Classification(Objective):
             raise ValueError("counts that do not fit what it holds out")
         if any(right > count for right, count in zip(sums["correct"], sums["counts"], strict=True)):
             raise ValueError("counts that do not fit what it holds out")
+
+
+@dataclass(frozen=True)
+class MaskedClassification(Classification):
+    """Classification on a device that does not hold every class: scores of the others count as zero, whatever they are,
+    so nothing is learnt of them (Diao et al., HeteroFL, ICLR 2021)."""
+
+    masked: tuple[int, ...] = ()
+
+    def of_device(self, targets: Tensor, outputs: int) -> Objective:
+        held = set(torch.unique(targets).tolist())
+        return MaskedClassification(tuple(number for number in range(outputs) if number not in held))
+
+    def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        return super().loss(self._without(outputs), targets)
+
+    def mean_loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        return super().mean_loss(self._without(outputs), targets)
+
+    def _without(self, outputs: Tensor) -> Tensor:
+        mask = torch.zeros(outputs.shape[1], dtype=torch.bool, device=outputs.device)
+        mask[list(self.masked)] = True
+        return outputs.masked_fill(mask, 0.0)
+
+    @property
+    def unheld(self) -> tuple[int, ...]:
+        return self.masked
 
 
 def per_class(sums: Sums) -> tuple[float | None, ...]:

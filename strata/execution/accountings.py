@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from strata.core.errors import BadInput
 from strata.execution.compute import Flops, flops_of_pass
 from strata.execution.execution import Execution
+from strata.execution.layout import channels_last, submodel_as_trained
 from strata.execution.measured import Measured, measure
 from strata.execution.norm_statistics import fixed_norms, with_fixed
 from strata.execution.paper import activation_bytes, gradient_bytes, weight_bytes
@@ -63,7 +64,7 @@ def _peak(
     used = {op.state_name for op in ops}  # a parameter that takes no part has neither gradient nor momentum
     trained = [_bytes(graph, cut, [name]) for name in cut.trained if name in used]
     try:
-        found = peak(ops, weights, trained, execution, placement, accumulated)
+        found = peak(ops, weights, trained, execution, placement, accumulated, channels_last(graph, cut))
     except NoRule:
         return _traced(graph, cut, execution, weights, sum(trained))
     return Memory(found.total, found.weights, found.gradients, found.activations, "peak")
@@ -72,18 +73,18 @@ def _peak(
 def _traced(graph: ChannelGraph, cut: Cut, execution: Execution, weights: int, trained: int) -> Memory:
     """All passes at once, on fake tensors."""
     kept = _bytes(graph, cut, cut.trained) if execution.proximal else 0
-    module = graph.submodel(cut, zeros=True)
+    module, last = submodel_as_trained(graph, cut)
     forward = training_forward(graph, cut, module, execution)
-    total = kept + trace(module, graph.inputs, execution, graph.classes, forward)
+    total = kept + trace(module, graph.inputs, execution, graph.classes, forward, last)
     gradients = trained * (1 + execution.slots)
     return Memory(total, weights, gradients, total - weights - gradients, "peak")
 
 
 def measure_cut(graph: ChannelGraph, cut: Cut, execution: Execution) -> Measured:
     """What a real step of the cut's submodel takes: the truth that `memory` is held against."""
-    module = graph.submodel(cut, zeros=True)
+    module, last = submodel_as_trained(graph, cut)
     forward = training_forward(graph, cut, module, execution)
-    return measure(module, graph.inputs, execution, graph.classes, forward)
+    return measure(module, graph.inputs, execution, graph.classes, forward, last)
 
 
 def flops(graph: ChannelGraph, cut: Cut, execution: Execution | None = None) -> Flops:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from strata.core.errors import BadInput
 from strata.core.settings import check, setting, settings_of
@@ -38,6 +39,9 @@ class Execution:
     )
     momentum: float = setting(0.9, "SGD momentum", metavar="X", least=0, below=1)
     weight_decay: float = setting(1e-5, "SGD weight decay", metavar="X", least=0)
+    clip: float | None = setting(
+        None, "scale the gradients of a step down to this L2 norm", metavar="X", above=0, since=2
+    )
     # adds mu/2 |w - w_received|^2 to the loss, so the weights are kept as they came
     proximal: float = setting(0.0, "FedProx's mu", metavar="MU", least=0)
     norm_statistics: str = setting(
@@ -63,6 +67,17 @@ class Execution:
     def alone(self) -> Execution:
         """Without what a LocalTraining says beside it."""
         return Execution(**{name: getattr(self, name) for name in settings_of(Execution)})
+
+    def __str__(self) -> str:
+        """For people."""
+        parts = "" if self.micro_batch is None else f" in parts of {self.micro_batch}"
+        recomputed = "" if self.activation_checkpointing is None else ", activations recomputed"
+        return f"batch {self.batch_size}{parts}{recomputed}"
+
+    def differences(self, other: Execution) -> dict[str, Any]:
+        """Its settings that are not the other's."""
+        values = {name: getattr(self, name) for name in settings_of(Execution)}
+        return {name: value for name, value in values.items() if value != getattr(other, name)}
 
     @property
     def at_once(self) -> int:

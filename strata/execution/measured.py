@@ -27,7 +27,7 @@ from torch.autograd.profiler import profile
 from torch.nn import functional
 
 from strata.execution.execution import Execution
-from strata.graph.inputs import InputsLike, InputSpec
+from strata.graph.inputs import InputsLike, InputSpec, images_last
 
 Forward = Callable[..., Tensor]  # a module and its inputs -> its output
 
@@ -65,6 +65,7 @@ def measure(
     execution: Execution,
     classes: int,
     forward: Forward | None = None,
+    channels_last: bool = False,
 ) -> Measured:
     """Train `module` (parameters without requires_grad are frozen) and measure a steady-state step.
 
@@ -73,6 +74,7 @@ def measure(
     """
     generator = torch.Generator().manual_seed(0)
     batch = InputSpec.of(input_shape, module).example(execution.batch_size)
+    batch = images_last(batch) if channels_last else batch
     labels = torch.randint(classes, (execution.batch_size,), generator=generator)
     optimizer, step = training_step(module, batch, labels, execution, forward)
     with _untouched(module), torch.random.fork_rng(devices=[]):

@@ -18,14 +18,15 @@ import torch
 from torch import fx, nn
 
 from strata.execution.compute import forward_by_operation
+from strata.execution.layout import channels_last
 from strata.execution.norm_statistics import fixed_norms
 from strata.execution.segments import Placement, Segmented, writes
 from strata.execution.simulated import Pass, Values, each
 from strata.graph import Ref
 from strata.graph.batch_norms import with_fixed_statistics
 from strata.graph.submodel import compiled
-from strata.ops.bytes import NoRule, itemsize
-from strata.ops.tape import Gradients, Simulation
+from strata.ops.bytes import itemsize
+from strata.ops.tape import Simulation
 
 if TYPE_CHECKING:
     from strata.execution.execution import Execution
@@ -63,12 +64,13 @@ def place(graph: ChannelGraph, cut: Cut, segments: int | str, batch: int) -> Pla
     """For at most this many segments ("auto": any number): the lowest peak, with no more segments than it takes to be
     within one percent of it. A pure function."""
     ops = graph.sized(cut, batch)
-    observed = observe(ops)
+    last = channels_last(graph, cut)
+    observed = observe(ops, channels_last=last)
     first = frozen_first(ops, observed)
     everything = range(len(observed.calls))
     order = (*first, *(index for index in everything if index not in set(first)))
     if order != tuple(everything):
-        observed = observe(ops, order)
+        observed = observe(ops, order, last)
     allowed = _allowed(observed, len(first))
     begin = allowed[0]
     cuts = _lowest(_costs(observed, allowed), len(allowed) if segments == "auto" else int(segments))
@@ -110,10 +112,10 @@ class Observed:
     parameters: dict[str, int]  # bytes of each that is trained
 
 
-def observe(ops: Sequence[SizedOp], order: Sequence[int] | None = None) -> Observed:
+def observe(ops: Sequence[SizedOp], order: Sequence[int] | None = None, channels_last: bool = False) -> Observed:
     """One forward pass in this order, in which nothing goes."""
     sim = Simulation(0)
-    forward = Pass(sim, ops)
+    forward = Pass(sim, ops, channels_last)
     calls = forward.calls if order is None else [forward.calls[index] for index in order]
     values: Values = dict(forward.standing)
     standing = {value.storage for value in forward.standing.values()}
@@ -122,10 +124,7 @@ def observe(ops: Sequence[SizedOp], order: Sequence[int] | None = None) -> Obser
     found = Observed([], sim.sizes, dict.fromkeys(standing, -1), {}, weights, trained)
     for index, op in enumerate(calls):
         before, recorded = len(sim.sizes), len(sim.nodes)
-        try:
-            values[op.name] = forward.apply(op, values)
-        except NoRule:
-            values[op.name] = _unknown(sim, op, values)
+        values[op.name] = forward.apply_or_guess(op, values)
         found.born |= dict.fromkeys(range(before, len(sim.sizes)), index)
         read = {storage for name in op.inputs for storage in storages(values[name])}
         call = ObservedCall(read=read)
@@ -143,21 +142,6 @@ def observe(ops: Sequence[SizedOp], order: Sequence[int] | None = None) -> Obser
 
 def storages(one: Any) -> set[int]:
     return {value.storage for value in each(one)}
-
-
-def _unknown(sim: Simulation, op: SizedOp, values: Values) -> Any:
-    """An operator that the simulation does not know, for choosing places only: it keeps all it can."""
-    inputs = [value for name in op.inputs for value in each(values[name])]
-    several = op.shape if isinstance(op.shape, list) else [op.shape]
-    in_place = writes(op.target) and inputs
-    results = [sim.view(inputs[0], inputs[0].shape, None)] if in_place else [sim.new(s, itemsize(op)) for s in several]
-    if op.requires_grad:
-        sim.record(inputs, results, [*inputs, *results], _never)
-    return results if isinstance(op.shape, list) else results[0]
-
-
-def _never(sim: Simulation, gradients: Gradients) -> Gradients:
-    raise AssertionError("only forward passes are observed")
 
 
 def _draws(op: SizedOp) -> bool:

@@ -17,10 +17,10 @@ import torch
 
 from strata.execution.execution import Execution
 from strata.execution.learned import learned
-from strata.execution.segments import Boundary, Placement, boundaries
+from strata.execution.segments import Boundary, Placement, boundaries, writes
 from strata.graph import Ref, SizedOp
 from strata.ops.bytes import NoRule, alias, itemsize, simulate
-from strata.ops.tape import Gradients, Segment, Simulation, Value
+from strata.ops.tape import Gradients, Segment, Simulation, Value, channels_last_strides
 
 LABEL_BYTES = INDEX_BYTES = 8
 SCALARS = 12  # the momentum factor as a tensor
@@ -42,18 +42,19 @@ def peak(
     execution: Execution,
     placement: Placement | None = None,
     accumulated: bool = False,
+    channels_last: bool = False,
 ) -> Peak:
     """Of one pass over the SizedOps of a cut, which are those of a batch or a part of it.
 
     `state_bytes` are those of all weights and buffers, `trained_sizes` the bytes of each trained parameter;
-    `accumulated`: their gradients are there, from earlier parts. Raises NoRule for an operator that has no rule and
-    cannot be learned.
+    `accumulated`: their gradients are there, from earlier parts; `channels_last`: how images lie (layout.py). Raises
+    NoRule for an operator that has no rule and cannot be learned.
     """
     trained = sum(trained_sizes)
     momenta = execution.slots * trained
     standing = state_bytes + momenta + execution.batch_size * _sample_bytes(ops)
     sim = Simulation(standing, gradients=trained if accumulated else 0)
-    logits = Pass(sim, ops).run(placement)
+    logits = Pass(sim, ops, channels_last).run(placement)
     sim.run_backward(_loss(sim, logits))
     # The optimizer goes through the parameters one by one.
     copies = execution.step_copies * max(trained_sizes, default=0)
@@ -74,14 +75,15 @@ Values = dict[str, Any]  # by the operation's name: a Value, a list of them, or 
 class Pass:
     """A forward pass over the operations of a network."""
 
-    def __init__(self, sim: Simulation, ops: Sequence[SizedOp]) -> None:
+    def __init__(self, sim: Simulation, ops: Sequence[SizedOp], channels_last: bool) -> None:
         self.sim = sim
         self.calls = [op for op in ops if op.kind == "op" or op.kind == "cut"]
         (self.output,) = (op.inputs[0] for op in ops if op.kind == "output")
         self.dtypes = {op.name: op.dtype for op in ops if op.dtype is not None}
         self.weights = {op.name for op in ops if op.kind == "parameter" or op.kind == "buffer"}
         # weights, buffers and the batch are counted already; a storage of their own says who writes to them
-        self.standing = {op.name: _standing(sim, op) for op in ops if op.kind in ("input", "parameter", "buffer")}
+        there = [op for op in ops if op.kind in ("input", "parameter", "buffer")]
+        self.standing = {op.name: _standing(sim, op, channels_last) for op in there}
 
     def run(self, placement: Placement | None = None) -> Value:
         """To the network's result."""
@@ -112,6 +114,13 @@ class Pass:
         except NoRule:  # there is no rule, or it does not cover this use
             dtypes = {id(values[name]): self.dtypes[name] for name in op.inputs if name in self.dtypes}
             return learned(self.sim, op, (arguments, keywords), dtypes)
+
+    def apply_or_guess(self, op: SizedOp, values: Values) -> Any:
+        """The same of any operator: one that the simulation does not know keeps all it can."""
+        try:
+            return self.apply(op, values)
+        except NoRule:
+            return _guess(self.sim, op, values)
 
     def _run_all(self, part: Sequence[SizedOp], values: Values, outputs: Collection[str]) -> None:
         for op, gone in zip(part, _last_uses(part, outputs), strict=True):
@@ -159,10 +168,28 @@ class Pass:
             self.sim.drop(value)
 
 
-def _standing(sim: Simulation, op: SizedOp) -> Value:
-    value = Value(sim.allocate(0), op.shape, itemsize(op))
+def _standing(sim: Simulation, op: SizedOp, channels_last: bool) -> Value:
+    strides = None
+    # a single channel is first and last at once, and such images stay as they are
+    if channels_last and len(op.shape) == 4 and (op.kind != "input" or (op.shape[1] > 1 and prod(op.shape[2:]) > 1)):
+        strides = channels_last_strides(op.shape)
+    value = Value(sim.allocate(0), op.shape, itemsize(op), strides)
     value.requires_grad = value.parameter = op.kind == "parameter" and op.requires_grad
     return value
+
+
+def _guess(sim: Simulation, op: SizedOp, values: Values) -> Any:
+    inputs = [value for name in op.inputs for value in each(values[name])]
+    several = op.shape if isinstance(op.shape, list) else [op.shape]
+    in_place = writes(op.target) and inputs
+    results = [sim.view(inputs[0], inputs[0].shape, None)] if in_place else [sim.new(s, itemsize(op)) for s in several]
+    if op.requires_grad:
+        sim.record(inputs, results, [*inputs, *results], _never)
+    return results if isinstance(op.shape, list) else results[0]
+
+
+def _never(sim: Simulation, gradients: Gradients) -> Gradients:
+    raise AssertionError("only forward passes are guessed")
 
 
 def each(one: Any) -> list[Value]:

@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from strata.execution.execution import Execution
 from strata.execution.measured import Forward, standing_tensors, training_step
-from strata.graph.inputs import InputsLike, InputSpec
+from strata.graph.inputs import InputsLike, InputSpec, images_last
 from strata.ops.tape import is_dense
 
 
@@ -28,6 +28,7 @@ def trace(
     execution: Execution,
     classes: int,
     forward: Forward | None = None,
+    channels_last: bool = False,
 ) -> int:
     """Highest live tensor bytes of a steady-state training step of `module`, which is left alone."""
     fake = FakeTensorMode(allow_non_fake_inputs=True)
@@ -36,6 +37,7 @@ def trace(
     module.train()
     with fake:
         batch = InputSpec.of(input_shape, module).example(execution.batch_size)
+        batch = images_last(batch) if channels_last else batch
         labels = torch.zeros(execution.batch_size, dtype=torch.int64)
         optimizer, step = training_step(module, batch, labels, execution, forward)
         optimizer.zero_grad(set_to_none=True)

@@ -60,7 +60,7 @@ class Asked:
             own = dict(cell.options)
             if key in own and own[key] != value:
                 raise BadInput(f"{cell.name} has a {key.replace('_', ' ')} of its own: leave out {option(key)}")
-            if key in own or not _looked_at(cell, key) or value == _default(cell, key):
+            if key in own or not _looked_at(cell, key, value) or value == _default(cell, key):
                 continue
             added: dict[str, Any] = {key: value}
             if value == "early-stopping":
@@ -79,14 +79,17 @@ def shown(value: Any) -> str:
 
 
 def setting_name(key: str, value: Any) -> str:
-    """In names of cells: a schedule by itself, as figure-mapping has them; others with what they are."""
+    """In names of cells: schedules and variants by themselves, as figures have them; others with what they are."""
     if value == "early-stopping":
         return f"{value}-{DEFAULT_PATIENCE}"
-    return shown(value) if key == "schedule" else f"{key.replace('_', '-')}-{shown(value)}"
+    return shown(value) if key in ("schedule", "variant") else f"{key.replace('_', '-')}-{shown(value)}"
 
 
-def _looked_at(cell: Cell, key: str) -> bool:
-    return key not in of_some_methods() or key in method_class(cell.method).card.options
+def _looked_at(cell: Cell, key: str, value: Any) -> bool:
+    if key not in of_some_methods():
+        return True
+    known = method_class(cell.method).card.options.get(key)
+    return known is not None and (known.choices is None or value in known.choices)
 
 
 def _default(cell: Cell, key: str) -> Any:
@@ -150,7 +153,7 @@ class PlannedRun:
     @property
     def name(self) -> str:
         """Also its folder below the experiments' one."""
-        return f"{self.cell.name}/rounds-{self.request.rounds}/seed-{self.request.seed}"
+        return f"{self.cell.name}/rounds-{self.request.course.rounds}/seed-{self.request.course.seed}"
 
 
 @dataclass(frozen=True)

@@ -1,24 +1,18 @@
-"""Per coordinate the mean over the devices that trained it; coordinates nobody trained keep the server's value.
-
-Sums run in float64 and in task order: the bits are the same however the updates arrive, and the mean of equal values
-is that value. One pair of full-size tensors per trained parameter, however many devices there are.
-"""
+"""What the server makes of a round's mean (methods/aggregate.py), and outcomes in the order of their tasks."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from strata.core.errors import BadInput
 from strata.engines import Outcome
-from strata.methods.aggregate import Aggregate
+from strata.methods.aggregate import Aggregate, RunningMean
 
-if TYPE_CHECKING:
-    from strata.graph import Cut
+__all__ = ["Aggregate", "RunningMean", "ServerOptimizer", "in_order"]
 
 
 def in_order(outcomes: Iterable[Outcome]) -> Iterator[Outcome]:
@@ -31,33 +25,6 @@ def in_order(outcomes: Iterable[Outcome]) -> Iterator[Outcome]:
             yield early.pop(turn)
             turn += 1
     assert not early, "the engine left jobs unanswered"
-
-
-class RunningMean:
-    def __init__(self, state: Mapping[str, Tensor]) -> None:
-        self._state = state
-        self.sums: dict[str, Tensor] = {}
-        self.counts: dict[str, Tensor] = {}
-        self.updates = 0
-
-    @property
-    def changed(self) -> Iterable[str]:
-        return self.sums
-
-    def add(self, cut: Cut, update: Mapping[str, Tensor], weight: float = 1.0) -> None:
-        for name in update:
-            if name not in self.sums:
-                self.sums[name] = torch.zeros(self._state[name].shape, dtype=torch.float64)
-                self.counts[name] = torch.zeros_like(self.sums[name])
-        cut.scatter_add(self.sums, self.counts, {name: tensor.double() for name, tensor in update.items()}, weight)
-        self.updates += 1
-
-    def means(self) -> Iterator[tuple[str, Tensor, Tensor]]:
-        for name in self._state:
-            if name in self.sums:
-                touched = self.counts[name] > 0
-                mean = self.sums[name] / self.counts[name].clamp(min=torch.finfo(torch.float64).tiny)
-                yield name, mean.to(self._state[name].dtype), touched
 
 
 @dataclass(frozen=True)

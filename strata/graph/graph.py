@@ -331,6 +331,12 @@ class ChannelGraph:
         """Of each weight that makes channels (the classifier too), the dim along which they lie."""
         return self._source_dims
 
+    @property
+    def classifier(self) -> tuple[str, ...]:
+        """Its parameters that have an entry for each class along their first dim."""
+        last = (name for name, layer in self.layer_of.items() if layer > self.depth)
+        return tuple(name for name in last if self.state_shapes[name][:1] == (self.classes,))
+
     def channel_ids(self, name: str) -> tuple[np.ndarray | None, ...]:
         """Per dim of a state entry, the id of the channel at each index; None: no cut can shorten it."""
         return tuple(None if vector is None else self._vectors[vector] for vector in self._state_vectors[name])

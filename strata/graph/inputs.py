@@ -144,3 +144,8 @@ def _first_parameter(model: nn.Module) -> str:
         if parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD):
             return parameter.name
     return "x"
+
+
+def images_last(tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    """With the channels of images last in memory."""
+    return tuple(one.contiguous(memory_format=torch.channels_last) if one.dim() == 4 else one for one in tensors)

@@ -1,6 +1,6 @@
 """One file per method: what each sampled device trains in a round. See docs/methods.md."""
 
-from strata.methods.aggregate import Aggregate
+from strata.methods.aggregate import Aggregate, RunningMean
 from strata.methods.base import Levels, Method, Phase, Task
 from strata.methods.budget import Budget
 from strata.methods.card import Card
@@ -18,6 +18,6 @@ from strata.planning.widths import largest_scale
 
 __all__ = [
     "FD", "METHODS", "SLT", "Aggregate", "Budget", "Card", "DeviceState", "FedAvg", "FedRolex", "FjORD", "HeteroFL",
-    "Levels", "Method", "PersonalLayers", "Phase", "Progress", "Small", "Task", "WithHeads", "create", "largest_scale",
-    "method_class", "register", "with_classifiers",
+    "Levels", "Method", "PersonalLayers", "Phase", "Progress", "RunningMean", "Small", "Task", "WithHeads", "create",
+    "largest_scale", "method_class", "register", "with_classifiers",
 ]  # fmt: skip

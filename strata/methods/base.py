@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from abc import ABC
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from strata.core.errors import BadInput, Infeasible
+from strata.core.settings import Setting, check_value
 from strata.methods.card import Card
 
 if TYPE_CHECKING:
@@ -37,6 +38,10 @@ class Phase:
     execution: Execution | None = None
     levels: tuple[Cut, ...] = ()  # nested in `cut`, smallest first, `cut` itself last
     objective: Any = None  # a strata.data.Objective
+    clip: float | None = None  # gradients of a step are scaled down to this norm; None: as the run says
+    scaler: float | None = None  # what layers put out, the classifier excepted, is divided by this in training
+    masked: bool = False  # scores of classes that the device does not hold count as zero, and their rows stay
+    distilled: bool = False  # the largest level learns from labels, and the level of the mini-batch from it
 
 
 @dataclass(frozen=True)
@@ -78,6 +83,8 @@ class Method(ABC):
     name: ClassVar[str]  # the card's
     needs_budget: ClassVar[bool] = False  # it cannot be made without knowing what a device can hold
     graph: ChannelGraph
+    # per level, how its devices take a step; None: as the run says. Empty: all as the run says
+    executions: tuple[Execution | None, ...] = field(default=(), kw_only=True)
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -100,15 +107,14 @@ class Method(ABC):
         least = min(budget.limits(graph), default=need)
         if need > least:
             raise Infeasible(
-                f"{cls.name} needs up to {need} bytes on every device, {need - least} more than the budget of {least}: "
-                "give a larger budget or a micro-batch, or choose slt or small"
+                f"{cls.name} needs up to {need} bytes on every device, {need - least} more than the budget of {least}"
             )
         return made
 
     @classmethod
     def made(cls, graph: ChannelGraph, seed: int, constraints: tuple[float, ...], options: Mapping[str, Any]) -> Self:
         """Not every method draws from a seed or scales width: it gets what it has fields for, and all the options."""
-        known = {field.name for field in fields(cls) if field.init}
+        known = {one.name for one in fields(cls) if one.init}
         common: dict[str, Any] = {"seed": seed, "constraints": constraints}
         given = {name: value for name, value in common.items() if name in known}
         return cls(graph, **{**given, **options})
@@ -116,6 +122,10 @@ class Method(ABC):
     def most_bytes(self, count: Callable[[Cut], int]) -> list[int]:
         """What a device of each level takes at the most. `count`: the bytes of a step of a cut."""
         return [count(self.graph.full())]
+
+    def executed(self, budget: Budget) -> Self:
+        """With the cheapest execution that suits each level's bytes, where the budget leaves that open."""
+        return replace(self, executions=budget.executions_for(self)) if budget.lean else self
 
     # --- what devices do ---------------------------------------------------------------------------------------
 
@@ -129,6 +139,10 @@ class Method(ABC):
         if type(self).cut_for is Method.cut_for:
             raise NotImplementedError(f"{type(self).__name__} says neither cut_for nor phases_for")
         return (Phase(self.cut_for(round, device)),)
+
+    def execution_for(self, round: int, device: int) -> Execution | None:
+        """How this device takes its steps in this round; None: as the run says."""
+        return self.executions[device % len(self.executions)] if self.executions else None
 
     def can_train(self, device: int) -> bool:
         """False: the method has no use for this device (it must not be sampled)."""
@@ -144,7 +158,11 @@ class Method(ABC):
         return [self._task(round, device) for device in devices if self.can_train(device)]
 
     def _task(self, round: int, device: int) -> Task:
-        phases = self.phases_for(round, device)
+        execution = self.execution_for(round, device)
+        phases = tuple(
+            phase if execution is None or phase.execution is not None else replace(phase, execution=execution)
+            for phase in self.phases_for(round, device)
+        )
         if len(phases) == 1:
             return Task(round, device, phases[0].cut, phases)
         return Task(round, device, self.graph.union([phase.cut for phase in phases]), phases)
@@ -168,6 +186,11 @@ class Method(ABC):
         """The server's tensors as this round begins: as they are, or others in their place (SLT's new channels). Of its
         arguments alone: a round that is redone, or resumed, begins alike."""
         return tensors
+
+    @property
+    def aggregates(self) -> bool:
+        """Whether `aggregation` says anything: then the run cannot choose another one."""
+        return type(self).aggregation is not Method.aggregation
 
     def aggregation(self, round: int, tensors: Mapping[str, Tensor]) -> Aggregate | None:
         """What makes new values of the devices' updates, from the server's `tensors`; None: as the run says."""
@@ -196,6 +219,11 @@ class Method(ABC):
         return self
 
 
+def original_variant(what: str) -> Setting:
+    """Of a card, for a method whose own authors train in another way than the SLT paper's comparison does."""
+    return Setting(f"original: as its authors train ({what})", metavar="NAME", choices=("original",))
+
+
 @dataclass(frozen=True)
 class Levels(Method):
     """A method that scales width: device d has the constraint (a width ratio in (0, 1]) number d % len(constraints)."""
@@ -210,6 +238,9 @@ class Levels(Method):
         for scale in self.constraints:
             if not 0 < scale <= 1:
                 raise BadInput(f"a constraint is a width ratio above 0 and at most 1, not {scale:g}")
+        known, variant = self.card.options.get("variant"), getattr(self, "variant", None)
+        if known is not None and variant is not None:
+            check_value(variant, known, f"the variant of {self.name}")
 
     @classmethod
     def from_budget(cls, graph: ChannelGraph, budget: Budget) -> Self:

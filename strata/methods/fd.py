@@ -49,8 +49,6 @@ class FD(Levels):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.variant not in VARIANTS:
-            raise BadInput(f"the variant of fd is one of {', '.join(VARIANTS)}, not {self.variant!r}")
         if (self.variant == "pool") != (self.pool is not None) or (self.pool is not None and self.pool < 1):
             raise BadInput(f"variant pool of fd needs a pool of 1 or more sets, other variants none, not {self.pool}")
 

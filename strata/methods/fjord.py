@@ -2,6 +2,9 @@
 
 Horvath et al., "FjORD: Fair and Accurate Federated Learning under heterogeneous targets with Ordered Dropout",
 NeurIPS 2021. The level of a mini-batch is drawn uniformly from {s_e' : s_e' <= s_e}; momentum lives on.
+
+The variant `original` has their knowledge distillation, which the SLT paper's comparison has not: the device's largest
+level learns from the labels in every mini-batch, and the level that is drawn learns from it.
 """
 
 from __future__ import annotations
@@ -12,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from strata.core.errors import BadInput
 from strata.execution import state_bytes
-from strata.methods.base import Phase
+from strata.methods.base import Phase, original_variant
 from strata.methods.card import Card
 from strata.methods.heterofl import HeteroFL
 
@@ -31,6 +34,7 @@ class FjORD(HeteroFL):
         levels="each device all levels up to its own",
         paper="Horvath et al., FjORD: Fair and Accurate FL under heterogeneous targets with Ordered Dropout, "
         "NeurIPS 2021",
+        options={"variant": original_variant("the largest level teaches the smaller ones")},
     )
 
     def __post_init__(self) -> None:
@@ -50,4 +54,9 @@ class FjORD(HeteroFL):
 
     def phases_for(self, round: int, device: int) -> tuple[Phase, ...]:
         held = tuple(cut for scale, cut in self.prefixes.items() if scale <= self.scale(device))
-        return (Phase(held[-1], levels=held if len(held) > 1 else ()),)
+        levels = held if len(held) > 1 else ()
+        return (Phase(held[-1], levels=levels, distilled=self.variant is not None and bool(levels)),)
+
+    @property
+    def aggregates(self) -> bool:
+        return False

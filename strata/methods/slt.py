@@ -21,14 +21,17 @@ from strata.core.errors import BadInput
 from strata.core.seeds import generator
 from strata.core.settings import Setting
 from strata.graph.filling import filled
+from strata.methods.aggregate import MeanOverAll
 from strata.methods.base import Method
 from strata.methods.card import Card
-from strata.planning.schedules import DEFAULT_PATIENCE, FILLS, SCHEDULES
+from strata.planning.schedules import AVERAGINGS, DEFAULT_PATIENCE, FILLS, SCHEDULES
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from strata.execution import Execution
     from strata.graph import ChannelGraph, Cut
+    from strata.methods.aggregate import Aggregate
     from strata.methods.budget import Budget
     from strata.planning import Plan
 
@@ -70,6 +73,11 @@ class SLT(Method):
                 whole=True,
             ),
             "head_fraction": Setting("the head uses this share of its width", metavar="F", above=0),
+            "averaging": Setting(
+                "with levels: over those who trained a layer, or over all, as in the authors' runs",
+                metavar="OVER",
+                choices=AVERAGINGS,
+            ),
             "fill": Setting("starting values of new channels", metavar="NAME", choices=FILLS),
         },
         needs_plan=True,
@@ -79,18 +87,21 @@ class SLT(Method):
     progress: Progress = Progress()
     fill: str = field(default="published", metadata={"since": 2})  # new channels at a step change (graph/filling.py)
     seed: int = field(default=0, metadata={"since": 2})  # of fill's shares, where it draws any
+    averaging: str = field(default="trained", metadata={"since": 2})
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "graph", self.plan.graph)
         if self.fill not in FILLS:
             raise BadInput(f"the fill of slt is one of {', '.join(FILLS)}, not {self.fill!r}")
+        if self.averaging not in AVERAGINGS:
+            raise BadInput(f"the averaging of slt is one of {', '.join(AVERAGINGS)}, not {self.averaging!r}")
 
     @classmethod
     def from_budget(cls, graph: ChannelGraph, budget: Budget) -> Self:
         planned = dict(budget.options)
-        fill = planned.pop("fill", "published")
-        seed = budget.seed if fill == "copies" else 0
-        return cls(replace(budget, options=planned).plan(graph), fill=fill, seed=seed)
+        own = {name: planned.pop(name) for name in ("fill", "averaging") if name in planned}
+        seed = budget.seed if own.get("fill") == "copies" else 0
+        return cls(replace(budget, options=planned).plan(graph), seed=seed, **own)
 
     def most_bytes(self, count: Callable[[Cut], int]) -> list[int]:
         """More than the prefix model after which a constraint is named, perhaps: a plan by the paper's accounting may
@@ -98,6 +109,15 @@ class SLT(Method):
         levels = range(len(self.plan.levels)) if self.plan.levels else (None,)
         steps = range(len(self.plan.steps))
         return [max(count(self.plan.cut(step, level)) for step in steps) for level in levels]
+
+    def executed(self, budget: Budget) -> Self:
+        """The plan says it for each step."""
+        return self
+
+    def execution_for(self, round: int, device: int) -> Execution | None:
+        levels = len(self.plan.levels)
+        chosen = self.plan.execution_at(self.step(round), device % levels if levels else None)
+        return None if chosen == self.plan.execution else chosen
 
     @property
     def _stops_early(self) -> bool:
@@ -128,6 +148,13 @@ class SLT(Method):
             return tensors
         before = None if last is None else self.plan.cut(last)
         return filled(self.graph, self.fill, before, self.plan.cut(now), tensors, generator(self.seed, "fill", now))
+
+    @property
+    def aggregates(self) -> bool:
+        return self.averaging == "all"
+
+    def aggregation(self, round: int, tensors: Mapping[str, Tensor]) -> Aggregate | None:
+        return MeanOverAll(tensors) if self.aggregates else None
 
     def evaluation_cut(self, round: int) -> Cut:
         return self.plan.cut(self.step(round))

@@ -325,6 +325,11 @@ def is_channels_last(shape: Shape, strides: Strides) -> bool:
     return True
 
 
+def lie_alike(a: Value, b: Value) -> bool:
+    """Both with channels last, or neither: kernels copy one of two that do not."""
+    return is_channels_last(a.shape, a.strides) == is_channels_last(b.shape, b.strides)
+
+
 def is_dense(shape: Shape, strides: Strides) -> bool:
     """Non-overlapping and without gaps, in whatever order of dims."""
     if strides is None:

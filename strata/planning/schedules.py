@@ -17,11 +17,15 @@ Rounds = Sequence[Fraction | int]
 
 SCHEDULES = ("cumulative", "paper", "authors", "equal", "early-stopping")
 FILLS = ("published", "fan-in", "zero", "copies")  # what channels that a step brings start from (graph/filling.py)
+AVERAGINGS = ("trained", "all")  # of a layer that only some levels train: over these devices, or over all
 DEFAULT_PATIENCE = 15  # the paper tries 5, 15 and 25
 
 
 def cumulative(parameters: Parameters, scales: Sequence[float], rounds: int) -> Rounds:
-    """r_n = R Q(0, n, s_n) / Q(0, 0, 1): the share of the parameters that have been in training by then."""
+    """r_n = R Q(0, n, s_n) / Q(0, 0, 1): the share of the parameters that have been in training by then.
+
+    Our reading of the paper; neither printed there nor what its authors ran.
+    """
     full = parameters(0, 0, 1.0)
     return [Fraction(rounds * parameters(0, n, scale), full) for n, scale in enumerate(scales)]
 

@@ -21,9 +21,11 @@ from torch import nn
 
 from strata.core.errors import one_line
 from strata.execution import Execution, backward, measure_cut, memory, training_forward
+from strata.execution.layout import submodel_as_trained
 from strata.execution.measured import Forward
 from strata.execution.scratch import remember_scratch
 from strata.graph import ChannelGraph, Cut
+from strata.graph.inputs import images_last
 from strata.models.loading import load_model
 from strata.planning.runtime import data_bytes
 
@@ -37,10 +39,11 @@ def serve() -> None:
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "w", buffering=1)
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     torch.set_num_threads(1)
-    shape, execution = tuple(request["input"]), Execution(**request["execution"])
+    shape = tuple(request["input"])
     graph = ChannelGraph(load_model(request["model"], request["classes"], shape), input_shape=shape)
-    for step, *rest in request["steps"]:
+    for step, *rest, settings in request["steps"]:
         where: Where = tuple(rest)
+        execution = Execution(**settings)
         cut = graph.slt(*where)
         trial = {
             "step": step, "k_frozen": where[0], "k_trained": where[1], "scale": where[2],
@@ -66,9 +69,9 @@ def train_capped(graph: ChannelGraph, cut: Cut, execution: Execution, allowance:
     A step without the limit goes before: what torch and oneDNN load and compile once is the runtime's, not the
     model's. Its tensors have gone back to the kernel when the baseline is read.
     """
-    model = graph.submodel(cut, zeros=True)
+    model, last = submodel_as_trained(graph, cut)
     forward = training_forward(graph, cut, model, execution)
-    train(model, graph, execution, forward, steps=1)
+    train(model, graph, execution, forward, last, steps=1)
     model.zero_grad()
     gc.collect()
     ctypes.CDLL(None).malloc_trim(0)
@@ -77,14 +80,17 @@ def train_capped(graph: ChannelGraph, cut: Cut, execution: Execution, allowance:
     cap = baseline + allowance
     say({"baseline_bytes": baseline, "cap_bytes": cap})
     resource.setrlimit(resource.RLIMIT_DATA, (cap, cap))
-    train(model, graph, execution, forward, steps=2)  # in the second momentum is there
+    train(model, graph, execution, forward, last, steps=2)  # in the second momentum is there
 
 
-def train(model: nn.Module, graph: ChannelGraph, execution: Execution, forward: Forward | None, steps: int) -> None:
+def train(
+    model: nn.Module, graph: ChannelGraph, execution: Execution, forward: Forward | None, last: bool, steps: int
+) -> None:
     trained = [p for p in model.parameters() if p.requires_grad]
     optimizer = torch.optim.SGD(trained, 0.01, execution.momentum, weight_decay=execution.weight_decay)
     generator = torch.Generator().manual_seed(0)
     inputs = graph.inputs.example(execution.batch_size)
+    inputs = images_last(inputs) if last else inputs
     labels = torch.randint(graph.classes, (execution.batch_size,), generator=generator)
     model.train()
     for _ in range(steps):

@@ -80,6 +80,7 @@ def run(
     adjusted: Callable[[Method, int], Method] | None = None,
     pretrained: bool = False,
     server: ServerOptimizer | None = None,
+    lean: bool = False,
     **options: Any,
 ) -> Result:
     """Trains `model` over the fleet by `method` into the folder `out`.
@@ -87,6 +88,7 @@ def run(
     method: such as strata.SLT(plan), or a name or class with a `constraint` (0.25) or `budget` ("24 MiB"; several:
         levels).
     reserve: "scratch": what libraries take beside a step, measured here, has to fit the budget too.
+    lean: each step in the cheapest way that fits the budget; training says the rest.
     out: the run's folder. rounds: how many (the plan's, else 500).
     partition: a name as on the command line, or sample indices per device. devices: of the fleet (100).
     training: how devices train; without it, as the plan says, with the data's own augmentation.
@@ -125,7 +127,10 @@ def run(
             seed=options.get("seed", 0),
             model_name=type(model).__name__,
             reserve=reserve,
+            lean=lean,
         )
+    elif lean:
+        raise BadInput("the method already knows how its steps are executed: give lean with a method's name only")
     elif constraint is not None or budget is not None or reserve is not None:
         raise BadInput("the method already knows what devices can hold: give a constraint or budget with a name only")
     settings = RunOptions.of(**_known(options), rounds=_rounds(method, rounds), devices=_devices(partition, devices))
@@ -301,7 +306,7 @@ def round_settings(
         together=None if alone else together,
         robust=options.robust,
         privacy=options.private,
-        recomputed_flops=lambda cut: workspace.recomputed_flops(cut, training),
+        recomputed_flops=lambda cut, own: workspace.recomputed_flops(cut, own or training),
         adjusted=prepared.adjusted,
         largest_loss=prepared.data.objective.largest_loss,
         norms=_norms(prepared, training),
@@ -390,9 +395,15 @@ def _check_planned(method: Method | str | type[Method], training: LocalTraining)
     if not isinstance(method, SLT) or training.optimizer is None or method.plan.accounting != "peak":
         return
     plan = method.plan
-    needs = method.most_bytes(lambda cut: memory(plan.graph, cut, training).total)
-    sizes = [level.budget_bytes for level in plan.levels or (plan,)]
-    for need, size in zip(needs, sizes, strict=True):
+
+    def need_of(step: int, level: int | None) -> int:
+        executed = replace(training, **vars(plan.execution_at(step, level)))
+        return memory(plan.graph, plan.cut(step, level), executed).total
+
+    levels = range(len(plan.levels)) if plan.levels else (None,)
+    for level in levels:
+        size = plan.budget_bytes if level is None else plan.levels[level].budget_bytes
+        need = max(need_of(step.step, level) for step in plan.steps)
         if need > size:
             raise BadInput(
                 f"the plan is for {show_bytes(size)} and with this optimizer, which keeps {training.slots} tensors for "
@@ -496,8 +507,7 @@ def _check_renumbering(partition: Any) -> None:
 
 
 def _check_hooks(method: Method, options: RunOptions) -> None:
-    aggregates = type(method).aggregation is not Method.aggregation
-    if aggregates and (options.robust or options.private or options.updates.weighted):
+    if method.aggregates and (options.robust or options.private or options.updates.weighted):
         raise BadInput(
             f"{method.name} aggregates in its own way: leave out the aggregation, the weights and differential privacy"
         )
@@ -516,6 +526,8 @@ def _check_last(method: Method, rounds: int) -> None:
 
 def _check_fit(method: Method, model: nn.Module, data: FederatedData) -> None:
     graph = method.graph
+    if getattr(method, "variant", None) == "original" and not isinstance(data.objective, Classification):
+        raise BadInput(f"the variant original of {method.name} is for classes, and {data.name} has none: leave it out")
     if graph.classes != data.classes and isinstance(data.objective, Classification):
         raise BadInput(
             f"the model has {graph.classes} outputs and {data.name} has {data.classes} classes: "

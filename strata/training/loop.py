@@ -6,8 +6,8 @@ update is the same bits in any process, whatever ran there before.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import count
 from typing import TYPE_CHECKING
 
@@ -61,7 +61,11 @@ def train_device(
     for phase in task.phases:
         here = None if phase.cut == task.cut else phase.cut.within(task.cut)
         chosen = settings_of(phase, settings, task.round)
+        objective = chosen.objective.of_device(samples.targets, workspace.graph.classes)
+        if objective is not chosen.objective:
+            chosen = replace(chosen, objective=objective)
         total += _train_phase(workspace, phase, here, own, samples, chosen, lr, draws)
+        _put_back(workspace, objective.unheld, own, tensors)
     return Update(
         round=task.round,
         device=task.device,
@@ -71,6 +75,15 @@ def train_device(
         peak_bytes=peak_bytes(workspace, task, samples, settings),
         cut_hash=task.cut.hash,
     )
+
+
+def _put_back(
+    workspace: Workspace, rows: Sequence[int], own: dict[str, Tensor], received: Mapping[str, Tensor]
+) -> None:
+    """Rows of the classifier for classes that the device does not hold, which weight decay alone has moved."""
+    for name in workspace.graph.classifier if rows else ():
+        own[name] = own[name].clone()
+        own[name][list(rows)] = received[name][list(rows)]
 
 
 @dataclass(frozen=True)
@@ -113,10 +126,7 @@ def _train_phase(
             level = int(torch.randint(len(trainer.levels), (), generator=draws.levels))
             total += trainer.step(x, y, level) * len(y)
     trainer.release()
-    found = {
-        name: parameter.detach().clone(memory_format=torch.contiguous_format).cpu()
-        for name, parameter in zip(phase.cut.trained, trainer.parameters, strict=True)
-    }
+    found = dict(zip(phase.cut.trained, trainer.values(), strict=True))
     if here is None:
         tensors |= found
     else:

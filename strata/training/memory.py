@@ -31,7 +31,8 @@ def peak_bytes(workspace: Workspace, task: Task, samples: Samples, settings: Loc
 def _of_phase(workspace: Workspace, phase: Phase, samples: Samples, settings: LocalTraining) -> int:
     size = min(settings.batch_size, len(samples))
     kinds = tuple(workspace.structure(cut) for cut in (phase.cut, *phase.levels))
-    return workspace.measured((kinds, size, settings), lambda: _measure(workspace, phase, samples, settings, size))
+    kind = (kinds, phase.distilled, size, settings)
+    return workspace.measured(kind, lambda: _measure(workspace, phase, samples, settings, size))
 
 
 def _measure(workspace: Workspace, phase: Phase, samples: Samples, settings: LocalTraining, size: int) -> int:

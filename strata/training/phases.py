@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import fields, replace
 from typing import TYPE_CHECKING
 
+from strata.data.objectives import MaskedClassification
 from strata.execution import Execution
+from strata.methods.base import Phase
 
 if TYPE_CHECKING:
-    from strata.methods.base import Phase
     from strata.training.settings import LocalTraining
 
 
@@ -19,9 +20,13 @@ def settings_of(phase: Phase, settings: LocalTraining, round: int) -> LocalTrain
         settings = replace(settings, **{name: getattr(phase.execution, name) for name in names})
     if phase.objective is not None:
         settings = replace(settings, objective=phase.objective, loss=None)
+    if phase.masked:
+        settings = replace(settings, objective=MaskedClassification(), loss=None)
+    if phase.clip is not None:
+        settings = replace(settings, clip=phase.clip)
     return settings.in_round(round)
 
 
 def is_plain(phase: Phase) -> bool:
     """Whether it trains as the run says, one cut throughout."""
-    return phase.execution is None and phase.objective is None and not phase.levels
+    return phase == Phase(phase.cut)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cache
@@ -140,11 +140,22 @@ class LocalTraining(Execution):
             return _together(self.preparation, batch)
         return tuple(normalise(one, self.mean, self.std) if is_images(one) else one for one in batch)
 
-    def new_optimizer(self, parameters: list[nn.Parameter], lr: float) -> torch.optim.Optimizer:
-        """Fresh each round: a device keeps nothing between rounds."""
+    def new_optimizer(
+        self, parameters: list[nn.Parameter], lr: float, rates: Sequence[float] = ()
+    ) -> torch.optim.Optimizer:
+        """Fresh each round: a device keeps nothing between rounds. `rates`: see training/trainer.py."""
+        if all(rate == 1 for rate in rates):
+            groups: Any = parameters
+        elif self.optimizer is not None:
+            raise BadInput("the scaler of heterofl and fedrolex is known for SGD only: leave out the optimizer")
+        else:
+            groups = [
+                {"params": [parameter], "lr": lr / rate**2, "weight_decay": self.weight_decay * rate**2}
+                for parameter, rate in zip(parameters, rates, strict=True)
+            ]
         if self.optimizer is not None:
-            return self.optimizer(parameters, lr)
-        return torch.optim.SGD(parameters, lr, self.momentum, weight_decay=self.weight_decay, fused=True)
+            return self.optimizer(groups, lr)
+        return torch.optim.SGD(groups, lr, self.momentum, weight_decay=self.weight_decay, fused=True)
 
 
 def _together(function: Callable[[Any], Any], batch: Batch) -> Batch:

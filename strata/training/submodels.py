@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
+from strata.execution.layout import submodel_as_trained
+from strata.graph.inputs import images_last
 from strata.graph.rewrite import steps
 from strata.training.chunked import Chunked, NotChunkable
 
@@ -48,7 +50,8 @@ class BuiltSubmodel:
 
     def arranged(self, batch: Batch) -> Batch:
         """Where the module is, and as it lies in memory."""
-        return tuple(_arranged(one.to(self.device), self.channels_last) for one in batch)
+        here = tuple(one.to(self.device) for one in batch)
+        return images_last(here) if self.channels_last else here
 
 
 def structure_digest(graph: ChannelGraph, cut: Cut) -> str:
@@ -65,30 +68,10 @@ def structure_digest(graph: ChannelGraph, cut: Cut) -> str:
 
 
 def build(graph: ChannelGraph, cut: Cut, device: str) -> BuiltSubmodel:
-    module: nn.Module = graph.submodel(cut, zeros=True)
-    has_maps = any(len(one.shape) == 3 for one in graph.inputs.inputs)
-    channels_last = has_maps and _runs_channels_last(module, graph.inputs.example(2))
+    module, channels_last = submodel_as_trained(graph, cut)
     module.to(device)
     state = dict(module.state_dict(keep_vars=True))
     by_chunks: Chunked | None = None
     with contextlib.suppress(NotChunkable):
         by_chunks = Chunked(graph, cut)
     return BuiltSubmodel(module, channels_last, dict(module.named_parameters()), state, device, by_chunks)
-
-
-def _arranged(tensor: Tensor, channels_last: bool) -> Tensor:
-    return tensor.contiguous(memory_format=torch.channels_last) if channels_last and tensor.dim() == 4 else tensor
-
-
-def _runs_channels_last(module: nn.Module, example: Batch) -> bool:
-    """Whether it runs so: a `view` in the network may insist on the usual order in memory."""
-    module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # torch's stub lacks this form
-    try:
-        with torch.inference_mode():
-            module.eval()(*(_arranged(one, channels_last=True) for one in example))
-    except RuntimeError:
-        module.to(memory_format=torch.contiguous_format)  # type: ignore[call-overload]
-        return False
-    finally:
-        module.train()
-    return True

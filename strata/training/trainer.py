@@ -13,7 +13,10 @@ from strata.training.submodels import BuiltSubmodel
 from strata.training.workspace import Workspace
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from strata.data.samples import Batch
+    from strata.graph import ChannelGraph, Cut
     from strata.methods.base import Phase
 
 
@@ -31,8 +34,13 @@ class Trainer:
         self.outer = workspace.submodel(phase.cut, settings.device)
         self.outer.module.train()
         self.parameters = [self.outer.parameters[name] for name in self.names]
+        self.rates = scaled(workspace.graph, self.names, phase.scaler)
+        for parameter, rate in zip(self.parameters, self.rates, strict=True):
+            if rate != 1:
+                parameter.data.div_(rate)
         self.received = [p.detach().clone() for p in self.parameters] if settings.proximal else []
-        self.optimizer = settings.new_optimizer(self.parameters, lr)
+        self.optimizer = settings.new_optimizer(self.parameters, lr, self.rates)
+        self.distilled = phase.distilled
         self.levels = [
             None if level == phase.cut else (level.within(phase.cut), workspace.submodel(level, settings.device))
             for level in phase.levels
@@ -51,30 +59,60 @@ class Trainer:
         within_small = self.levels[level]
         if within_small is None:
             loss = self._backward(self.outer, x, y)
+        elif self.distilled:
+            taught: list[Tensor] = []
+            loss = self._backward(self.outer, x, y, taught)  # leaves its gradients: the level's are added
+            self._backward_of_level(*within_small, x, torch.cat(taught).softmax(1))
         else:
-            within, small = within_small
-            small.load(within.extract(self.outer.state))
-            loss = self._backward(small, x, y)
-            gradients = {name: torch.zeros_like(self.outer.parameters[name]) for name in self.names}
-            within.scatter(gradients, {name: _gradient(small.parameters[name]) for name in self.names})
-            for name, gradient in gradients.items():
-                self.outer.parameters[name].grad = gradient
-        for parameter, start in zip(self.parameters, self.received, strict=False):
+            loss = self._backward_of_level(*within_small, x, y)
+        for parameter, start, rate in zip(self.parameters, self.received, self.rates, strict=False):
             if parameter.grad is not None:  # the gradient of mu/2 |w - start|^2
-                parameter.grad.add_(parameter.detach() - start, alpha=self.settings.proximal)
+                parameter.grad.add_(parameter.detach() - start, alpha=self.settings.proximal * rate**2)
+        if self.settings.clip is not None:
+            self._clip(self.settings.clip)
         self.optimizer.step()
         return loss
 
-    def _backward(self, small: BuiltSubmodel, x: Batch, y: Tensor) -> float:
+    def values(self) -> list[Tensor]:
+        """Of the parameters, as the server knows them."""
+        both = zip(self.parameters, self.rates, strict=True)
+        found = (p.detach().clone(memory_format=torch.contiguous_format).cpu() for p, _ in both)
+        return [value if rate == 1 else value * rate for value, rate in zip(found, self.rates, strict=True)]
+
+    def _clip(self, most: float) -> None:
+        """As torch.nn.utils.clip_grad_norm_ does, of the gradients by the parameters as the server knows them."""
+        both = [(p.grad, rate) for p, rate in zip(self.parameters, self.rates, strict=True) if p.grad is not None]
+        norm = torch.stack([gradient.norm() / rate for gradient, rate in both]).norm()
+        factor = (most / (norm + 1e-6)).clamp(max=1.0)
+        for gradient, _ in both:
+            gradient.mul_(factor)
+
+    def _backward_of_level(self, within: Cut, small: BuiltSubmodel, x: Batch, y: Tensor) -> float:
+        """One of the smaller levels; its gradients come on top of what the largest has."""
+        small.load(within.extract(self.outer.state))
+        loss = self._backward(small, x, y)
+        gradients = {name: torch.zeros_like(self.outer.parameters[name]) for name in self.names}
+        within.scatter(gradients, {name: _gradient(small.parameters[name]) for name in self.names})
+        for name, gradient in gradients.items():
+            parameter = self.outer.parameters[name]
+            parameter.grad = gradient if parameter.grad is None else parameter.grad.add_(gradient)
+        return loss
+
+    def _backward(self, small: BuiltSubmodel, x: Batch, y: Tensor, taught: list[Tensor] | None = None) -> float:
+        """`taught`: where the outputs go, for others to learn from."""
         size = self.settings.micro_batch
         if size is None:
-            return self._backward_of(small, x, y, 1.0)
+            return self._backward_of(small, x, y, 1.0, taught)
         inputs = zip(*(one.split(size) for one in x), strict=True)
         parts = zip(inputs, y.split(size), strict=True)
-        return sum(self._backward_of(small, part, targets, len(targets) / len(y)) for part, targets in parts)
+        return sum(self._backward_of(small, part, targets, len(targets) / len(y), taught) for part, targets in parts)
 
-    def _backward_of(self, small: BuiltSubmodel, x: Batch, y: Tensor, share: float) -> float:
+    def _backward_of(
+        self, small: BuiltSubmodel, x: Batch, y: Tensor, share: float, taught: list[Tensor] | None
+    ) -> float:
         outputs = self.forwards[small.module](*small.arranged(x))
+        if taught is not None:
+            taught.append(outputs.detach())
         loss = self.settings.mean_loss(outputs, y.to(small.device))
         del outputs  # autograd keeps what backward needs of them
         loss = loss if share == 1 else loss * share
@@ -90,6 +128,19 @@ class Trainer:
         """What lives through a step, for measuring it."""
         inner = [tensor for level in self.levels if level is not None for tensor in level[1].state.values()]
         return [*standing_tensors(self.outer.module, self.optimizer, *batch), *self.received, *inner]
+
+
+def scaled(graph: ChannelGraph, names: Sequence[str], scaler: float | None) -> list[float]:
+    """What each parameter is divided by in training, 1 for most.
+
+    A layer whose outputs are divided by r is one whose weights and biases are: w' = w / r. Its gradient is r times that
+    by w, so that SGD on w is SGD on w' at a learning rate of 1 / r^2 and a weight decay of r^2: no further tensor.
+    """
+    if scaler is None:
+        return [1.0] * len(names)
+    weights = {name for name in graph.output_dims if graph.layer_of.get(name, 0) <= graph.depth}
+    biases = {name.removesuffix("weight") + "bias" for name in weights if name.endswith("weight")}
+    return [scaler if name in weights | biases else 1.0 for name in names]
 
 
 def _gradient(parameter: nn.Parameter) -> Tensor:

@@ -162,6 +162,12 @@ def test_settings_that_change_nothing_share_the_runs() -> None:
     assert stopping.request.patience == 3  # a fifth, as in figure-mapping
 
 
+def test_rivals_as_their_authors_train() -> None:
+    names = cells("table-heterogeneous", settings=(("variant", "original"),))
+    changed = {name.split("/")[-1] for name in names if name not in cells("table-heterogeneous")}
+    assert changed == {"fedrolex-original", "heterofl-original", "fjord-original"}, "FD has other variants"
+
+
 @pytest.mark.parametrize(
     ("name", "key", "value", "says"),
     [

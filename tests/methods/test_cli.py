@@ -51,7 +51,11 @@ def test_every_method_has_a_card_for_tables_and_pictures() -> None:
 
 def test_options_are_those_of_the_cards() -> None:
     named = {option for method in METHODS.values() for option in method.card.options} - {"seed"}
-    assert set(of_some_methods()) == named == {"schedule", "patience", "head_fraction", "fill", "variant", "pool"}
+    assert (
+        set(of_some_methods())
+        == named
+        == {"schedule", "patience", "head_fraction", "fill", "averaging", "variant", "pool"}
+    )
     assert users_of("schedule") == ["slt"] and users_of("pool") == ["fd"]
     with pytest.raises(BadInput, match="--pool is for the method fd, not for small or slt: leave it out"):
         refuse_unused({"pool": 3}, ["small", "slt"])

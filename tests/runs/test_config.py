@@ -198,8 +198,10 @@ def test_a_folder_of_a_later_format_is_refused(tmp_path: Path) -> None:
 def test_options_of_some_methods_are_those_that_methods_name() -> None:
     named = {option for method in METHODS.values() for option in method.card.options} - {"seed"}
     assert named <= set(of_some_methods())
-    assert users_of("variant") == users_of("pool") == ["fd"]
-    assert {tuple(users_of(key)) for key in ("schedule", "patience", "head_fraction")} == {("slt",)}
+    assert users_of("pool") == ["fd"] and users_of("variant") == ["fd", "fedrolex", "heterofl", "fjord"]
+    assert {tuple(users_of(key)) for key in ("schedule", "patience", "head_fraction", "fill", "averaging")} == {
+        ("slt",)
+    }
 
 
 def test_the_machine_is_no_part_of_what_a_run_is() -> None:
