@@ -119,7 +119,7 @@ def run(args: argparse.Namespace) -> int:
         save_picture(found, args.picture)
         print(f"picture: {args.picture}", file=sys.stderr)
     answer = found.to_json()
-    if scratch is not None:
+    if scratch is not None and (args.scratch or found.reserve is not None):  # not where it happens to be known
         answer["scratch_bytes"] = scratch
     if taken is not None:
         answer["device_time"] = taken.to_json()
