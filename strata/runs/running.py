@@ -25,7 +25,7 @@ from strata.data.samples import same_inputs
 from strata.engines import Engine, InlineEngine, LocalEngine, default_workers
 from strata.engines.local import IN_WORKER
 from strata.engines.ray import Ray
-from strata.execution import memory
+from strata.execution import Execution, memory
 from strata.federation import privacy_accounting as accounting
 from strata.federation.aggregation import ServerOptimizer
 from strata.federation.jobs import DeviceProgram, TrainJob, cuts_of
@@ -387,6 +387,13 @@ def _as_planned(
             f"{training.activation_checkpointing or 'none'}, which may need more memory: give "
             f"LocalTraining(activation_checkpointing={segments!r}, ...), or make the plan as training has it"
         )
+    for name in ("frozen_chunk", "release_gradients", "frozen_weights", "momentum_dtype"):
+        planned_way, way = getattr(plan.execution, name), getattr(training, name)
+        if plan.accounting == "peak" and planned_way not in (getattr(Execution(), name), way):
+            raise BadInput(
+                f"the plan counts {name} {planned_way} and training has {way}, which may need more memory: give "
+                f"LocalTraining({name}={planned_way!r}, ...), or make the plan as training has it"
+            )
     return training
 
 
