@@ -87,8 +87,8 @@ def run(
 
     method: such as strata.SLT(plan), or a name or class with a `constraint` (0.25) or `budget` ("24 MiB"; several:
         levels).
-    lean: each step in the cheapest way that fits the budget; training says the rest.
     reserve: "scratch": what libraries take beside a step, measured here, has to fit the budget too.
+    lean: each step in the cheapest way that fits the budget; training says the rest.
     out: the run's folder. rounds: how many (the plan's, else 500).
     partition: a name as on the command line, or sample indices per device. devices: of the fleet (100).
     training: how devices train; without it, as the plan says, with the data's own augmentation.
@@ -402,9 +402,15 @@ def _check_planned(method: Method | str | type[Method], training: LocalTraining)
     if not isinstance(method, SLT) or training.optimizer is None or method.plan.accounting != "peak":
         return
     plan = method.plan
-    needs = method.most_bytes(lambda cut: memory(plan.graph, cut, training).total)
-    sizes = [level.budget_bytes for level in plan.levels or (plan,)]
-    for need, size in zip(needs, sizes, strict=True):
+
+    def need_of(step: int, level: int | None) -> int:
+        executed = replace(training, **vars(plan.execution_at(step, level)))
+        return memory(plan.graph, plan.cut(step, level), executed).total
+
+    levels = range(len(plan.levels)) if plan.levels else (None,)
+    for level in levels:
+        size = plan.budget_bytes if level is None else plan.levels[level].budget_bytes
+        need = max(need_of(step.step, level) for step in plan.steps)
         if need > size:
             raise BadInput(
                 f"the plan is for {show_bytes(size)} and with this optimizer, which keeps {training.slots} tensors for "
