@@ -13,6 +13,7 @@ _LAZY = {
     "plan": "strata.planning",
     "Plan": "strata.planning",
     "run": "strata.runs",
+    "compare": "strata.results.compare",
     "RunConfig": "strata.runs",
     "Callback": "strata.runs",
     "EarlyStop": "strata.runs",

@@ -67,7 +67,7 @@ def _views_hold(graph: ChannelGraph, cut: Cut) -> bool:
 
 def submodel_as_trained(graph: ChannelGraph, cut: Cut) -> tuple[nn.Module, bool]:
     """The cut's submodel with its weights as they lie in training, and whether that is channels last."""
-    module = graph.submodel(cut)
+    module = graph.submodel(cut, zeros=True)
     return module, channels_last(graph, cut) and _runs(module, graph.inputs.example(2))
 
 

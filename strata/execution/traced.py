@@ -17,8 +17,8 @@ from torch._subclasses.fake_tensor import FakeCopyMode, FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from strata.execution.execution import Execution
-from strata.execution.measured import Forward, standing_tensors, training_step
-from strata.graph.inputs import InputsLike, InputSpec, images_last
+from strata.execution.measured import Forward, example_batch, standing_tensors, training_step
+from strata.graph.inputs import InputsLike, InputSpec
 from strata.ops.tape import is_dense
 
 
@@ -36,11 +36,10 @@ def trace(
         module = copy.deepcopy(module)
     module.train()
     with fake:
-        batch = InputSpec.of(input_shape, module).example(execution.batch_size)
-        batch = images_last(batch) if channels_last else batch
+        batch = example_batch(InputSpec.of(input_shape, module), execution, channels_last)
         labels = torch.zeros(execution.batch_size, dtype=torch.int64)
         optimizer, step = training_step(module, batch, labels, execution, forward)
-        optimizer.zero_grad(set_to_none=True)
+        module.zero_grad(set_to_none=True)
         step()
         with Storages(standing_tensors(module, optimizer, *batch, labels)) as storages:
             step()

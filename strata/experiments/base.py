@@ -115,7 +115,8 @@ class Cell:
 
     @property
     def level(self) -> str:
-        return level_text(self.constraints)
+        budgets = dict(self.options).get("budgets", ())
+        return "+".join(f"{budget / 2**20:g}MiB" for budget in budgets) or level_text(self.constraints)
 
     @property
     def name(self) -> str:

@@ -368,7 +368,7 @@ def flops_per_second(graph: ChannelGraph, execution: Execution) -> float:
     """Of one core in training the whole model, by a few real steps."""
     samples = min(execution.at_once, 16)
     few = replace(execution.alone, batch_size=samples, micro_batch=None, activation_checkpointing=None)
-    module, inputs = graph.submodel(graph.full()), graph.inputs.example(samples)
+    module, inputs = graph.submodel(graph.full(), zeros=True), graph.inputs.example(samples)
     module.train()
     threads = torch.get_num_threads()
     torch.set_num_threads(1)

@@ -207,7 +207,7 @@ def _step(price: Pricing, number: int, configuration: Configuration, until_round
     return Step(
         number, *where, memory.total, memory.weights, memory.gradients, memory.activations,
         price.trained_parameters(*where), price.upload_bytes(*where), price.train_flops(*where, execution), until_round,
-        _own(execution, price.execution),
+        memory.mapped, _own(execution, price.execution),
     )  # fmt: skip
 
 
@@ -233,7 +233,7 @@ def _infeasible(price: Pricing, budget: int, request: dict[str, object]) -> Plan
             smallest,
             price.execution.batch_size,
             lambda batch: fits(price.by(replace(price.execution, batch_size=batch, micro_batch=None))),
-            lambda part: fits(price.by(replace(price.execution, micro_batch=part))),
+            lambda part: fits(price.by(replace(price.execution, micro_batch=part, release_gradients=False))),
         ),
     )
 

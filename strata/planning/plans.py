@@ -38,6 +38,7 @@ class Step:
     upload_bytes: int
     train_flops_per_sample: int
     until_round: int | None  # exclusive; None: decided in training (early-stopping)
+    mapped_bytes: int = 0  # frozen weights in a file, whose pages need not stay in memory: not in memory_bytes
     execution: Execution | None = None  # how it is taken, where that is not the plan's own way
 
 
@@ -135,6 +136,8 @@ class Plan:
 
     def _step_json(self, step: Step) -> dict[str, Any]:
         values = {one.name: getattr(step, one.name) for one in fields(Step) if one.name != "execution"}
+        if not step.mapped_bytes:
+            del values["mapped_bytes"]
         return values if step.execution is None else values | {"execution": self._changes(step.execution)}
 
     def _level_json(self, level: Level) -> dict[str, Any]:
@@ -204,12 +207,13 @@ def _execution(data: Any) -> Execution:
 
 
 def _step(data: Any, execution: Execution) -> Step:
-    others = ("scale", "until_round", "execution")
+    others = ("scale", "until_round", "mapped_bytes", "execution")
     numbers = {f.name: int(data[f.name]) for f in fields(Step) if f.name not in others}
     return Step(
         **numbers,
         scale=parse_ratio(data["scale"], "a scale"),
         until_round=_maybe(int, data["until_round"]),
+        mapped_bytes=int(data.get("mapped_bytes", 0)),
         execution=_changed(execution, data.get("execution")),
     )
 

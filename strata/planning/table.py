@@ -113,6 +113,11 @@ def _notes(plan: Plan, scratch: Sequence[int] | None) -> list[Text]:
     notes.append(
         f"Activations are {activations:.0%} of the memory; the rest is weights and gradients. MFLOP: to train a sample."
     )
+    mapped = max(step.mapped_bytes for step in plan.steps)
+    if mapped:
+        notes.append(
+            f"Up to {show_bytes(mapped)} of frozen weights are in a mapped file: they need not stay in memory."
+        )
     if scratch and plan.accounting == "peak":
         total, step = max((step.memory_bytes + scratch[step.step], step.step) for step in plan.steps)
         notes.append(

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from strata.execution.layout import submodel_as_trained
+from strata.execution.mapped import MappedWeights, is_mapped
 from strata.graph.inputs import images_last
 from strata.graph.rewrite import steps
 from strata.training.chunked import Chunked, NotChunkable
@@ -33,18 +34,23 @@ class BuiltSubmodel:
     parameters: dict[str, nn.Parameter]
     state: dict[str, Tensor]  # parameters and buffers: the module's own tensors
     device: str = "cpu"
+    mapped: MappedWeights | None = None  # frozen parameters that are in a file, not in memory
     by_chunks: Callable[[BuiltSubmodel, Batch], Tensor] | None = None  # under batch statistics; None: only as a whole
     # its forward passes by what is recomputed and which norms have fixed statistics; None: the module's own
     forwards: dict[tuple[Placement | None, frozenset[str]], Forward | None] = field(default_factory=dict)
 
     @cached_property
     def bytes(self) -> int:
-        return sum(tensor.nbytes for tensor in self.state.values())
+        """In memory."""
+        return sum(tensor.nbytes for tensor in self.state.values() if not is_mapped(tensor))
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:
         with torch.no_grad():
             for name, own in self.state.items():
-                own.copy_(tensors[name])
+                if self.mapped is not None and name in self.mapped.parameters:
+                    self.mapped.write(name, tensors[name])
+                else:
+                    own.copy_(tensors[name])
         for parameter in self.parameters.values():
             parameter.grad = None
 
@@ -67,11 +73,12 @@ def structure_digest(graph: ChannelGraph, cut: Cut) -> str:
     return digest.hexdigest()
 
 
-def build(graph: ChannelGraph, cut: Cut, device: str) -> BuiltSubmodel:
+def build(graph: ChannelGraph, cut: Cut, device: str, maps: bool = False) -> BuiltSubmodel:
     module, channels_last = submodel_as_trained(graph, cut)
     module.to(device)
+    mapped = MappedWeights(module) if maps else None
     state = dict(module.state_dict(keep_vars=True))
     by_chunks: Chunked | None = None
     with contextlib.suppress(NotChunkable):
         by_chunks = Chunked(graph, cut)
-    return BuiltSubmodel(module, channels_last, dict(module.named_parameters()), state, device, by_chunks)
+    return BuiltSubmodel(module, channels_last, dict(module.named_parameters()), state, device, mapped, by_chunks)

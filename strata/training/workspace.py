@@ -38,8 +38,8 @@ class Workspace:
     def __init__(self, graph: ChannelGraph) -> None:
         self.graph = graph
         self._structures: OrderedDict[str, str] = OrderedDict()
-        self._submodels: OrderedDict[tuple[str, str], BuiltSubmodel] = OrderedDict()
-        self._placements: dict[tuple[str, int | str, int], Placement | None] = {}
+        self._submodels: OrderedDict[tuple[str, str, bool], BuiltSubmodel] = OrderedDict()
+        self._placements: dict[tuple[str, int | str | None, int, int | None], Placement | None] = {}
         self._networks: OrderedDict[tuple[str, int, str, bool], Grouped | None] = OrderedDict()
         self._measured: dict[Hashable, int] = {}
 
@@ -51,11 +51,12 @@ class Workspace:
                 self._structures.popitem(last=False)
         return self._structures[cut.hash]
 
-    def submodel(self, cut: Cut, device: str = "cpu") -> BuiltSubmodel:
-        """The module for this cut, with whatever weights it had last: `load` comes next."""
-        key = (self.structure(cut), device)
+    def submodel(self, cut: Cut, device: str = "cpu", maps: bool = False) -> BuiltSubmodel:
+        """The module for this cut, with whatever weights it had last: `load` comes next. `maps`: frozen weights are in
+        a mapped file."""
+        key = (self.structure(cut), device, maps)
         if key not in self._submodels:
-            self._submodels[key] = build(self.graph, cut, device)
+            self._submodels[key] = build(self.graph, cut, device, maps)
         self._submodels.move_to_end(key)
         while self._too_many():
             self._submodels.popitem(last=False)
@@ -66,8 +67,9 @@ class Workspace:
         return len(kept) > SUBMODELS_KEPT or (len(kept) > 2 and sum(one.bytes for one in kept) > SUBMODEL_BYTES_KEPT)
 
     def forward(self, cut: Cut, settings: LocalTraining) -> Forward:
-        """How a device runs the cut's submodel in training: as a whole, or in segments that are computed anew."""
-        built = self.submodel(cut, settings.device)
+        """How a device runs the cut's submodel in training: as a whole, in segments that are computed anew, or with
+        frozen layers in chunks."""
+        built = self.submodel(cut, settings.device, settings.maps)
         placement = self.placement(cut, settings)
         key = (placement, fixed_norms(self.graph, cut, settings))
         if key not in built.forwards:
@@ -87,10 +89,11 @@ class Workspace:
         return forward
 
     def placement(self, cut: Cut, settings: Execution) -> Placement | None:
-        """Where activation checkpointing cuts the forward pass; None: nowhere."""
-        if settings.activation_checkpointing is None:
+        """Where activation checkpointing cuts the forward pass, and what runs in chunks; None: nowhere, nothing."""
+        segments, chunk = settings.activation_checkpointing, settings.frozen_chunk
+        if segments is None and chunk is None:
             return None
-        key = (self.structure(cut), settings.activation_checkpointing, settings.at_once)
+        key = (self.structure(cut), segments, settings.at_once, chunk)
         if key not in self._placements:
             self._placements[key] = placement_for(self.graph, cut, settings)
         return self._placements[key]

@@ -39,8 +39,11 @@ def some_cuts(graph: ChannelGraph) -> dict[str, Cut]:
     return {"full": graph.full(), "prefix": graph.prefix(0.3), "one third": graph.slt(third, third + 1, 0.4)}
 
 
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("name", NETWORKS)
+DEEPER = ("resnet44", "resnet56")  # resnet20 with more of the same blocks: one way each
+CASES = [(name, way) for name in NETWORKS for way in WAYS if name not in DEEPER or way == "auto in micro-batches"]
+
+
+@pytest.mark.parametrize(("name", "way"), CASES)
 def test_networks_against_real_training(name: str, way: str) -> None:
     """The work asks for -1 % to +3 %; a thousandth and a half is what there is, but for a transformer's cut (0.5 %)."""
     graph, execution = graph_of(name), WAYS[way]
@@ -94,7 +97,7 @@ def test_a_chain_by_hand() -> None:
     def found(cuts: tuple[int, ...]) -> int:
         placement = Placement(tuple(range(8)), 0, cuts, (False,) * len(cuts), 0)
         predicted = peak(ops, 4 * weight, [weight] * 4, execution, placement).total
-        module = graph.submodel(cut)
+        module = graph.submodel(cut, zeros=True)
         forward = Segmented(module.train_graph, placement) if cuts else None  # type: ignore[arg-type]
         assert abs(predicted - measure(module, (WIDTH,), execution, WIDTH, forward).peak) <= 4  # a scalar of the loss
         return predicted - standing
