@@ -9,9 +9,11 @@ __version__ = "0.1.0"
 
 # Loaded on first use, so that `import strata` and `strata --help` need not wait for torch.
 _LAZY = {
+    "fit": "strata.methods.fitting",
     "plan": "strata.planning",
     "Plan": "strata.planning",
     "run": "strata.runs",
+    "compare": "strata.results.compare",
     "RunConfig": "strata.runs",
     "Callback": "strata.runs",
     "EarlyStop": "strata.runs",

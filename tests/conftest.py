@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 WAITING = (
-    "fleet/test_real_processes.py", "fleet/test_training.py", "engines/test_ray.py", "fleet/test_admission.py", "docs/",
+    "fleet/test_real_processes.py", "fleet/test_training.py", "fleet/test_admission.py", "docs/", "engines/test_ray.py",
 )  # fmt: skip
 ON_ALL_NETWORKS = (
     "graph/test_equivalence.py", "execution/test_peak.py", "execution/test_traced.py", "execution/test_compute.py",
@@ -30,6 +30,8 @@ if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
 # One thread, as in worker processes: sums in another order have other bits.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("MKL_NUM_THREADS", "1")
+# Runs are in the test's own process, which starts in no time; tests of worker processes say how many they want.
+os.environ.setdefault("STRATA_WORKERS", "0")
 # Ray's workers would give way to all other tests, and starve beside them; and what nobody uses costs a minute.
 RAY = {"RAY_worker_niceness": "0", "RAY_prestart_worker_first_driver": "0", "RAY_enable_metrics_collection": "0"}
 os.environ.update(RAY)

@@ -81,6 +81,7 @@ def show(rows: Sequence[Row], out: Path) -> None:
     from rich.markup import escape
     from rich.table import Table
 
+    from strata.results.comparison import verdict
     from strata.results.statistics import show_percent
 
     table = Table(title=f"accuracy, mean ± std over {len(rows[0].accuracies)} seed(s)")
@@ -90,7 +91,7 @@ def show(rows: Sequence[Row], out: Path) -> None:
         table.add_row(
             row.method,
             f"{show_percent(row.mean, row.std)} %",
-            show_bytes(row.peak_bytes),
+            show_bytes(row.peak_bytes) + (f" ({show_bytes(row.over_bytes)} OVER)" if row.over_bytes else ""),
             show_bytes(round(row.upload_bytes)),
             show_bytes(round(row.download_bytes)),
             f"{row.train_flops / 1e12:.3g}",
@@ -98,4 +99,6 @@ def show(rows: Sequence[Row], out: Path) -> None:
         )
     console = Console()
     console.print(table)
+    for sentence in verdict(rows):
+        console.print(escape(sentence), soft_wrap=True, highlight=False)
     console.print(escape(f"picture: {out / 'accuracy.png'} and {out / 'accuracy.svg'}"), soft_wrap=True)

@@ -100,7 +100,7 @@ def run(args: argparse.Namespace) -> int:
     failed = 0
     if runs and not args.render:
         failed = _carry_out(runs, out / "runs", jobs, every, args)
-    exact = None if args.render and scale is None else {run.cell.name: run.request.rounds for run in chosen.runs}
+    exact = None if args.render and scale is None else {run.cell.name: run.request.course.rounds for run in chosen.runs}
     results = Results(out / "runs", exact, asked=asked)
     if args.render:  # after a run the table shows all that is there: runs may have been made in parts
         results = replace(results, cells=frozenset(run.cell.name for run in runs), seeds=seeds)
@@ -185,11 +185,11 @@ def _dry_run(chosen: Experiment, runs: Sequence[PlannedRun], args: argparse.Name
         return 0
     print(f"{chosen.name}: {chosen.title}")
     for run in runs:
-        request, estimate = run.request, estimator.of(run)
+        fleet, bn, estimate = run.request.fleet, run.request.evaluation.bn, estimator.of(run)
         options = "".join(f" {key}={value}" for key, value in run.cell.options)
         time = "" if estimate.seconds is None else f"  {duration(estimate.seconds / cores)}"
         print(
-            f"{run.name}  devices {request.per_round}/{request.devices}  bn {request.bn}{options}  "
+            f"{run.name}  devices {fleet.per_round}/{fleet.devices}  bn {bn}{options}  "
             f"{estimate.flops / 1e12:.3g} TFLOP{time}",
             flush=True,
         )

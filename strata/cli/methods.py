@@ -33,6 +33,7 @@ def run(args: argparse.Namespace) -> None:
         print(f"  several levels   {card.levels}\n  paper            {card.paper}")
         if card.options:
             print(f"  options          {', '.join(card.options)}")
+    print("auto\n  what `strata fit` recommends within a --budget (docs/fit.md)")
     print("your own\n  --method package.module:Class   (docs/adding-a-method.md)")
 
 

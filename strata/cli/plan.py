@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from strata.core.errors import BadInput
 from strata.core.flags import add_flags, given
 from strata.core.sizes import at_least_one, parse_shape, show_bytes
+from strata.execution.execution import Execution
 from strata.planning import PlanInfeasible
 from strata.planning.device_time import SAMPLES, add_speed_flags, speed_of, time_of
 from strata.runs.config import RunConfig, refuse_without_needed
@@ -29,21 +30,23 @@ EXAMPLES = """examples:
   strata plan --model resnet20 --budget 24MiB --gflops 2 --mbit 5
   strata plan --model resnet44 --classes 200 --input 3x64x64 --budget 200MiB --verify --hard-cap
 """
-# Of a run's settings, those that a plan looks at, by the keyword of `strata.plan`.
+# Of a run's settings, those that a plan looks at beside the execution, by the keyword of `strata.plan`.
 PLANNED = {
-    "batch": "batch_size",
-    "micro_batch": "micro_batch",
-    "activation_checkpointing": "activation_checkpointing",
-    "proximal": "proximal",
     "constraints": "constraint",
     "budgets": "budget",
     "rounds": "rounds",
     "accounting": "accounting",
+    "lean": "lean",
     "reserve": "reserve",
     "schedule": "schedule",
     "patience": "patience",
     "head_fraction": "head_fraction",
 }
+
+
+def planned() -> list[str]:
+    """Keys of the settings that a plan looks at."""
+    return [key for key, one in RunConfig.described().items() if one.part == "execution" or key in PLANNED]
 
 
 def add_parser(subparsers: Subparsers) -> None:
@@ -54,7 +57,7 @@ def add_parser(subparsers: Subparsers) -> None:
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    add_flags(parser, RunConfig, only=("model", *PLANNED))
+    add_flags(parser, RunConfig, only=("model", *planned()))
     group = parser.add_argument_group("what the model takes and gives")
     group.add_argument("--classes", metavar="N", help="number of classes (default 10, or what the callable chooses)")
     group.add_argument("--input", default="3x32x32", metavar="CxHxW", help="input shape, no batch (default 3x32x32)")
@@ -137,11 +140,14 @@ def run(args: argparse.Namespace) -> int:
 
 def plan_settings(args: argparse.Namespace) -> dict[str, Any]:
     """The keyword arguments of `strata.plan` that the options mean, checked."""
-    asked = given(argparse.Namespace(**{key: getattr(args, key) for key in PLANNED}), RunConfig)
+    asked = given(argparse.Namespace(**{key: getattr(args, key) for key in planned()}), RunConfig)
     if ("constraints" in asked) == ("budgets" in asked):
         raise BadInput("give either --constraint, such as 0.25, or --budget, such as 24MiB")
-    refuse_without_needed(asked, RunConfig.described())
-    return {PLANNED[key]: value for key, value in asked.items()}
+    described = RunConfig.described()
+    refuse_without_needed(asked, described)
+    settings = {PLANNED[key]: value for key, value in asked.items() if key in PLANNED}
+    execution = {described[key].name: value for key, value in asked.items() if key not in PLANNED}
+    return {**settings, "execution": Execution(**execution)} if execution else settings
 
 
 def picture_format(path: str | None) -> None:

@@ -51,6 +51,8 @@ def run(args: argparse.Namespace) -> int:
     for group in made["groups"]:
         if group["over_bytes"]:
             print(f"WARNING: {group['label']} took {show_bytes(round(group['over_bytes']))} more than its budget")
+    for sentence in made["verdict"]:
+        print(sentence)
     runs = sum(len(group["runs"]) for group in made["groups"])
     said = f"{page}: {runs} run{'s' if runs > 1 else ''}, tables in {page.parent / 'tables'}"
     if not args.no_figures:

@@ -11,7 +11,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import cache
-from typing import Any, Self, get_type_hints
+from typing import TYPE_CHECKING, Any, Self, get_type_hints
 
 from strata.core.errors import BadInput
 
@@ -189,11 +189,15 @@ class Tree:
         made = {name: _replaced(getattr(self, name), new) for name, new in given.items()}
         return type(self)(**made)
 
-    def __getattr__(self, key: str) -> Any:
-        one = self.described().get(key)
-        if one is None:
-            raise AttributeError(f"{type(self).__name__} has no setting {key!r}")
-        return getattr(getattr(self, one.part), one.name)
+    # Hidden from mypy, which would take any name for a setting: Strata's own code names the component too, and only
+    # what goes over all settings asks by the flat key.
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, key: str) -> Any:
+            one = self.described().get(key)
+            if one is None:
+                raise AttributeError(f"{type(self).__name__} has no setting {key!r}")
+            return getattr(getattr(self, one.part), one.name)
 
     def values(self) -> dict[str, Any]:
         return {key: getattr(self, key) for key in self.described()}

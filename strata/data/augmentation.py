@@ -36,6 +36,9 @@ AUGMENTATIONS = (
 DEGREES = 10.0
 
 
+Drawn = tuple[Tensor, ...]  # random numbers in the order of their use; the last dim counts the images
+
+
 def augment(
     images: Tensor,
     name: str,
@@ -44,26 +47,48 @@ def augment(
     std: Sequence[float] = (),
 ) -> Tensor:
     """uint8 [B, C, H, W] -> float32 [B, C, H, W]. `generator` is a CPU generator; `none` draws nothing from it."""
+    return augmented(images, name, draw(images, name, generator), mean, std)
+
+
+def draw(images: Tensor, name: str, generator: Generator) -> Drawn:
+    """All that is random in augmenting these images: of some of them alone, `augmented` takes their share of it."""
     check_augmentation(name)
     if images.dtype != torch.uint8 or images.dim() != 4:
         raise BadInput(f"augment takes uint8 images [B, C, H, W], not {images.dtype} {tuple(images.shape)}")
+    batch = len(images)
+    if name == "none":
+        return ()
+    if name == "femnist":
+        return (draw_windows(batch, generator),)
+    if name in ("tinyimagenet", "imagenet64"):
+        drawn = (draw_windows(batch, generator), draw_flips(batch, generator), draw_flips(batch, generator))
+        return (*drawn, draw_turns(batch, generator)) if name == "imagenet64" else drawn
+    crops = draw_crops(batch, _padding(images, name), generator)
+    flips = [draw_flips(batch, generator) for _ in range(2 if name.endswith("-vflip") else 1)]
+    return (crops, *flips)
+
+
+def augmented(images: Tensor, name: str, drawn: Drawn, mean: Sequence[float] = (), std: Sequence[float] = ()) -> Tensor:
+    """The same bits for an image whether it comes alone or with others."""
     if name == "none":
         return normalise(images, mean, std)
     if name == "femnist":
-        return scale_(resized_crop(images, generator, ratio=(0.9, 1.1)).contiguous(), mean, std)
+        return scale_(window(images, drawn[0], ratio=(0.9, 1.1)).contiguous(), mean, std)
     if name in ("tinyimagenet", "imagenet64"):
-        values = resized_crop(images, generator)
-        for dim in (3, 2):
-            values = random_flip(values, dim, generator)
+        values = window(images, drawn[0])
+        for dim, flips in zip((3, 2), drawn[1:3], strict=True):
+            values = flip(values, dim, flips)
         if name == "imagenet64":
-            values = random_rotation(values, DEGREES, generator)
+            values = turn(values, DEGREES, drawn[3])
         return scale_(values.contiguous(), mean, std)
-    padding = 4 if name.startswith("cifar") else images.shape[-1] // 8
-    images = random_crop(images, padding, generator)
-    images = random_flip(images, 3, generator)
-    if name.endswith("-vflip"):
-        images = random_flip(images, 2, generator)
+    images = crop(images, _padding(images, name), drawn[0])
+    for dim, flips in zip((3, 2), drawn[1:], strict=False):
+        images = flip(images, dim, flips)
     return normalise(images, mean, std)
+
+
+def _padding(images: Tensor, name: str) -> int:
+    return 4 if name.startswith("cifar") else images.shape[-1] // 8
 
 
 def check_augmentation(name: str) -> str:
@@ -72,30 +97,47 @@ def check_augmentation(name: str) -> str:
     return name
 
 
-def random_crop(images: Tensor, padding: int, generator: Generator) -> Tensor:
-    """Pad with zeros on all sides and cut the original size out at a random place, per image."""
+def draw_crops(batch: int, padding: int, generator: Generator) -> Tensor:
+    return torch.randint(0, 2 * padding + 1, (2, batch), generator=generator)
+
+
+def crop(images: Tensor, padding: int, offsets: Tensor) -> Tensor:
+    """Pad with zeros on all sides and cut the original size out at the image's place."""
     batch, _, height, width = images.shape
-    offsets = torch.randint(0, 2 * padding + 1, (2, batch), generator=generator)
     padded = F.pad(images, (padding, padding, padding, padding))
     # [B, C, 2p+1, 2p+1, H, W] is only a view; indexing picks one window per image
     windows = padded.unfold(2, height, 1).unfold(3, width, 1)
     return windows[torch.arange(batch), :, offsets[0], offsets[1]]
 
 
+def random_crop(images: Tensor, padding: int, generator: Generator) -> Tensor:
+    return crop(images, padding, draw_crops(len(images), padding, generator))
+
+
+def draw_flips(batch: int, generator: Generator) -> Tensor:
+    return torch.rand(batch, generator=generator)
+
+
+def flip(images: Tensor, dim: int, draws: Tensor) -> Tensor:
+    return torch.where((draws < 0.5).view(-1, 1, 1, 1), images.flip(dim), images)
+
+
 def random_flip(images: Tensor, dim: int, generator: Generator) -> Tensor:
-    flipped = torch.rand(len(images), generator=generator) < 0.5
-    return torch.where(flipped.view(-1, 1, 1, 1), images.flip(dim), images)
+    return flip(images, dim, draw_flips(len(images), generator))
 
 
-def resized_crop(
+def draw_windows(batch: int, generator: Generator) -> Tensor:
+    return torch.rand((4, batch), generator=generator, dtype=torch.float64)
+
+
+def window(
     images: Tensor,
-    generator: Generator,
+    draws: Tensor,
     area: tuple[float, float] = (0.8, 1.0),
     ratio: tuple[float, float] = (3 / 4, 4 / 3),
 ) -> Tensor:
-    """A random window of each image, enlarged to the full size (bilinear). float32 in 0 to 255."""
+    """A window of each image, enlarged to the full size (bilinear). float32 in 0 to 255."""
     batch, _, height, width = images.shape
-    draws = torch.rand((4, batch), generator=generator, dtype=torch.float64)
     share = area[0] + (area[1] - area[0]) * draws[0]
     low, high = math.log(ratio[0]), math.log(ratio[1])
     stretch = torch.exp(low + (high - low) * draws[1])
@@ -113,12 +155,29 @@ def resized_crop(
     return result.expand(-1, images.shape[1], -1, -1) if grey else result
 
 
-def random_rotation(images: Tensor, degrees: float, generator: Generator) -> Tensor:
+def resized_crop(
+    images: Tensor,
+    generator: Generator,
+    area: tuple[float, float] = (0.8, 1.0),
+    ratio: tuple[float, float] = (3 / 4, 4 / 3),
+) -> Tensor:
+    return window(images, draw_windows(len(images), generator), area, ratio)
+
+
+def draw_turns(batch: int, generator: Generator) -> Tensor:
+    return torch.rand(batch, generator=generator, dtype=torch.float64)
+
+
+def turn(images: Tensor, degrees: float, draws: Tensor) -> Tensor:
     """Each image by an angle within +-degrees about its centre, bilinear. float32; what was outside is 0."""
     batch, channels, height, width = images.shape
-    angles = (2 * torch.rand(batch, generator=generator, dtype=torch.float64) - 1) * math.radians(degrees)
+    angles = (2 * draws - 1) * math.radians(degrees)
     cos, sin, zero = angles.cos(), angles.sin(), torch.zeros(batch, dtype=torch.float64)
     aspect = height / width  # grid coordinates run from -1 to 1 along both sides, whatever their lengths
     theta = torch.stack([cos, -sin * aspect, zero, sin / aspect, cos, zero], dim=1).view(batch, 2, 3).float()
     grid = F.affine_grid(theta, [batch, channels, height, width], align_corners=False)
     return F.grid_sample(images.contiguous(), grid, mode="bilinear", padding_mode="zeros", align_corners=False)
+
+
+def random_rotation(images: Tensor, degrees: float, generator: Generator) -> Tensor:
+    return turn(images, degrees, draw_turns(len(images), generator))

@@ -68,7 +68,7 @@ class Samples:
         """What a model takes of them: images arrive as floats."""
         return InputSpec(
             tuple(
-                Input(name, tuple(tensor.shape[1:]), torch.float32 if is_images(tensor) else tensor.dtype)
+                Input(name, tuple(tensor.shape[1:]), torch.float32 if is_images(tensor) else tensor.dtype, tensor.dtype)
                 for name, tensor in self.inputs.items()
             )
         )

@@ -31,7 +31,12 @@ IN_WORKER = "STRATA_WORKER"  # set in everything an engine starts
 
 
 def default_workers() -> int:
-    """One per core this process may use."""
+    """What the environment's STRATA_WORKERS says; else one per core this process may use."""
+    asked = os.environ.get("STRATA_WORKERS")
+    if asked:
+        if not (asked.isascii() and asked.isdecimal()):
+            raise BadInput(f"STRATA_WORKERS is a number of worker processes, such as 2 or 0, not {asked!r}")
+        return int(asked)
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 

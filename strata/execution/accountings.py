@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 from strata.core.errors import BadInput
 from strata.execution.compute import Flops, flops_of_pass
 from strata.execution.execution import Execution
+from strata.execution.layout import channels_last, submodel_as_trained
+from strata.execution.mapped import MappedWeights
 from strata.execution.measured import Measured, measure
 from strata.execution.norm_statistics import fixed_norms, with_fixed
 from strata.execution.paper import activation_bytes, gradient_bytes, weight_bytes
@@ -19,6 +21,8 @@ from strata.execution.traced import trace
 from strata.ops.bytes import NoRule
 
 if TYPE_CHECKING:
+    from torch import nn
+
     from strata.execution.segments import Placement
     from strata.graph import ChannelGraph, Cut
 
@@ -27,13 +31,16 @@ ACCOUNTINGS = ("paper", "peak")
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes, split into parameters (`peak`: and buffers), their gradients (`peak`: and momentum), and all the rest."""
+    """Bytes, split into parameters (`peak`: and buffers), their gradients (`peak`: and momentum), and all the rest.
+
+    `mapped`: weights in a file, whose pages are clean and need not stay in memory; they are not in `total`."""
 
     total: int
     weights: int
     gradients: int
     activations: int
     accounting: str
+    mapped: int = 0
 
 
 def memory(graph: ChannelGraph, cut: Cut, execution: Execution, accounting: str = "peak") -> Memory:
@@ -57,33 +64,42 @@ def _peak(
 ) -> Memory:
     """Of the pass over so many samples, with or without gradients of earlier ones."""
     ops = with_fixed(graph.sized(cut, samples), fixed_norms(graph, cut, execution))
-    weights = state_bytes(graph, cut) + index_bytes(ops)
+    mapped = mapped_bytes(graph, cut, execution)
+    weights = state_bytes(graph, cut) + index_bytes(ops) - mapped
     if execution.proximal:  # the trained weights as they came
         weights += _bytes(graph, cut, cut.trained)
     used = {op.state_name for op in ops}  # a parameter that takes no part has neither gradient nor momentum
     trained = [_bytes(graph, cut, [name]) for name in cut.trained if name in used]
     try:
-        found = peak(ops, weights, trained, execution, placement, accumulated)
+        found = peak(ops, weights, trained, execution, placement, accumulated, graph.inputs, channels_last(graph, cut))
     except NoRule:
-        return _traced(graph, cut, execution, weights, sum(trained))
-    return Memory(found.total, found.weights, found.gradients, found.activations, "peak")
+        return _traced(graph, cut, execution, weights, sum(trained), mapped)
+    return Memory(found.total, found.weights, found.gradients, found.activations, "peak", mapped)
 
 
-def _traced(graph: ChannelGraph, cut: Cut, execution: Execution, weights: int, trained: int) -> Memory:
+def _traced(graph: ChannelGraph, cut: Cut, execution: Execution, weights: int, trained: int, mapped: int) -> Memory:
     """All passes at once, on fake tensors."""
     kept = _bytes(graph, cut, cut.trained) if execution.proximal else 0
-    module = graph.submodel(cut)
+    module, last = submodel_as_trained(graph, cut)
     forward = training_forward(graph, cut, module, execution)
-    total = kept + trace(module, graph.inputs, execution, graph.classes, forward)
-    gradients = trained * (1 + execution.slots)
-    return Memory(total, weights, gradients, total - weights - gradients, "peak")
+    total = kept - mapped + trace(module, graph.inputs, execution, graph.classes, forward, last)
+    gradients = trained + execution.slot_bytes(trained)
+    return Memory(total, weights, gradients, total - weights - gradients, "peak", mapped)
+
+
+def built(graph: ChannelGraph, cut: Cut, execution: Execution) -> tuple[nn.Module, bool]:
+    """The cut's submodel, with its frozen weights where the execution wants them; and whether channels are last."""
+    module, last = submodel_as_trained(graph, cut)
+    if execution.maps:
+        MappedWeights(module)
+    return module, last
 
 
 def measure_cut(graph: ChannelGraph, cut: Cut, execution: Execution) -> Measured:
     """What a real step of the cut's submodel takes: the truth that `memory` is held against."""
-    module = graph.submodel(cut)
+    module, last = built(graph, cut, execution)
     forward = training_forward(graph, cut, module, execution)
-    return measure(module, graph.inputs, execution, graph.classes, forward)
+    return measure(module, graph.inputs, execution, graph.classes, forward, last)
 
 
 def flops(graph: ChannelGraph, cut: Cut, execution: Execution | None = None) -> Flops:
@@ -95,6 +111,13 @@ def flops(graph: ChannelGraph, cut: Cut, execution: Execution | None = None) -> 
 
 def _bytes(graph: ChannelGraph, cut: Cut, names: Iterable[str]) -> int:
     return sum(prod(cut.shapes[name]) * graph.state_dtypes[name].itemsize for name in names)
+
+
+def mapped_bytes(graph: ChannelGraph, cut: Cut, execution: Execution) -> int:
+    """Of frozen parameters in a mapped file."""
+    parameters = set(graph.parameter_names)
+    frozen = (name for name in cut.shapes if name in cut.frozen and name in parameters)
+    return _bytes(graph, cut, frozen) if execution.maps else 0
 
 
 def state_bytes(graph: ChannelGraph, cut: Cut) -> int:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from strata.core.errors import BadInput
 from strata.core.settings import check, setting, settings_of
 
+PRECISIONS = ("float32", "bfloat16")
 # batch: of each (micro-)batch its own. frozen: frozen layers have those of the time when they were frozen. fixed: all
 # layers have fixed ones, and a batch in parts gives the gradients of the whole
 NORM_STATISTICS = ("batch", "frozen", "fixed")
@@ -24,7 +26,8 @@ class Execution:
     batch_size: int = setting(32, "samples in a mini-batch", metavar="N", flag="batch", least=1, whole=True)
     micro_batch: int | None = setting(
         None,
-        "samples of a batch at a time, gradients accumulated over it; batch norm sees only them",
+        "samples of a batch at a time, gradients accumulated over it; batch norm sees only them, the others wait as "
+        "they are stored",
         metavar="N",
         least=1,
         whole=True,
@@ -36,7 +39,29 @@ class Execution:
         parse=parse_segments,
         since=2,
     )
+    frozen_chunk: int | None = setting(
+        None,
+        "samples at a time through layers that are frozen; batch norm still sees all of the (micro-)batch",
+        metavar="N",
+        least=1,
+        whole=True,
+        since=2,
+    )
+    release_gradients: bool = setting(
+        False,
+        "take a parameter's step as soon as its gradient is made, which then goes (same bits; not with micro-batches)",
+        since=2,
+    )
+    frozen_weights: str = setting(
+        "memory",
+        "where weights of frozen layers are: mapped leaves them in a file, whose pages need not stay in memory",
+        choices=("memory", "mapped"),
+        since=2,
+    )
     momentum: float = setting(0.9, "SGD momentum", metavar="X", least=0, below=1)
+    momentum_dtype: str = setting(
+        "float32", "what momentum is kept in; bfloat16 rounds it, in half the bytes", choices=PRECISIONS, since=2
+    )
     weight_decay: float = setting(1e-5, "SGD weight decay", metavar="X", least=0)
     clip: float | None = setting(
         None, "scale the gradients of a step down to this L2 norm", metavar="X", above=0, since=2
@@ -61,16 +86,59 @@ class Execution:
         number = isinstance(segments, int) and not isinstance(segments, bool) and segments >= 2
         if segments is not None and segments != "auto" and not number:
             raise BadInput(f"activation checkpointing takes auto or a number of segments from 2, not {segments!r}")
+        if self.release_gradients and self.in_parts:
+            raise BadInput(
+                f"gradients are summed over the parts of {self.micro_batch} of a batch of {self.batch_size}, so they "
+                "cannot be released as they are made: leave out either release_gradients or micro_batch"
+            )
+        if self.release_gradients and self.clip is not None:
+            raise BadInput(
+                "clipping goes by all gradients together, so they cannot be released as they are made: leave out "
+                "either release_gradients or clip"
+            )
+        if self.momentum_dtype != "float32" and not self.momentum:
+            raise BadInput(f"without momentum none is kept in {self.momentum_dtype}: leave momentum_dtype out")
 
     @property
     def alone(self) -> Execution:
         """Without what a LocalTraining says beside it."""
         return Execution(**{name: getattr(self, name) for name in settings_of(Execution)})
 
+    def __str__(self) -> str:
+        """For people."""
+        parts = "" if self.micro_batch is None else f" in parts of {self.micro_batch}"
+        recomputed = "" if self.activation_checkpointing is None else ", activations recomputed"
+        return f"batch {self.batch_size}{parts}{recomputed}"
+
+    def differences(self, other: Execution) -> dict[str, Any]:
+        """Its settings that are not the other's."""
+        values = {name: getattr(self, name) for name in settings_of(Execution)}
+        return {name: value for name, value in values.items() if value != getattr(other, name)}
+
     @property
     def at_once(self) -> int:
         """Samples in one pass through the network, at the most."""
         return self.micro_batch or self.batch_size
+
+    @property
+    def is_lean(self) -> bool:
+        """Whether steps are taken otherwise than plainly, to keep less: such devices are simulated one by one."""
+        return (
+            self.micro_batch is not None
+            or self.activation_checkpointing is not None
+            or self.frozen_chunk is not None
+            or self.release_gradients
+            or self.maps
+            or self.momentum_dtype != "float32"
+        )
+
+    @property
+    def maps(self) -> bool:
+        return self.frozen_weights == "mapped"
+
+    @property
+    def in_parts(self) -> bool:
+        return self.at_once < self.batch_size
 
     @property
     def parts(self) -> tuple[int, ...]:
@@ -79,12 +147,22 @@ class Execution:
         return (self.at_once,) * whole + ((rest,) if rest else ())
 
     @property
+    def waits_as_stored(self) -> bool:
+        """Whether samples of later parts wait as the data holds them (8-bit images), not as the network takes them."""
+        return True
+
+    @property
     def slots(self) -> int:
         """Tensors that the optimizer keeps from step to step for each parameter, of its size."""
         return 1 if self.momentum else 0
 
+    def slot_bytes(self, parameters: int) -> int:
+        """What they take, for so many bytes of parameters."""
+        return self.slots * parameters // (1 if self.momentum_dtype == "float32" else 2)
+
     @property
     def step_copies(self) -> int:
-        """Tensors of a parameter's size that the optimizer's step makes for each in turn: weight decay and the
-        proximal term need a copy of the gradient."""
-        return 1 if self.weight_decay > 0 or self.proximal > 0 else 0
+        """Tensors of a parameter's size that the optimizer's step makes for each in turn: weight decay (but for the
+        fused step that releases gradients), the proximal term and momentum of another precision need one."""
+        decays = self.weight_decay > 0 and not self.release_gradients
+        return 1 if decays or self.proximal > 0 or self.momentum_dtype != "float32" else 0

@@ -27,7 +27,9 @@ from torch.autograd.profiler import profile
 from torch.nn import functional
 
 from strata.execution.execution import Execution
-from strata.graph.inputs import InputsLike, InputSpec
+from strata.execution.mapped import is_mapped
+from strata.execution.optimizers import LeanSGD, Released
+from strata.graph.inputs import InputsLike, InputSpec, float_dtype, images_last
 
 Forward = Callable[..., Tensor]  # a module and its inputs -> its output
 
@@ -65,6 +67,7 @@ def measure(
     execution: Execution,
     classes: int,
     forward: Forward | None = None,
+    channels_last: bool = False,
 ) -> Measured:
     """Train `module` (parameters without requires_grad are frozen) and measure a steady-state step.
 
@@ -72,24 +75,36 @@ def measure(
     are restored and the global random generator too: `module` is left as it was.
     """
     generator = torch.Generator().manual_seed(0)
-    batch = InputSpec.of(input_shape, module).example(execution.batch_size)
+    batch = example_batch(InputSpec.of(input_shape, module), execution, channels_last)
     labels = torch.randint(classes, (execution.batch_size,), generator=generator)
     optimizer, step = training_step(module, batch, labels, execution, forward)
     with _untouched(module), torch.random.fork_rng(devices=[]):
-        optimizer.zero_grad(set_to_none=True)
+        module.zero_grad(set_to_none=True)
         step()  # creates the momentum buffers
         return measure_step(step, standing_tensors(module, optimizer, *batch, labels))
 
 
+def example_batch(inputs: InputSpec, execution: Execution, channels_last: bool = False) -> tuple[Tensor, ...]:
+    """Samples as the network takes them; those that wait for their part as the data holds them."""
+    waits = execution.in_parts and execution.waits_as_stored
+    batch = inputs.stored_example(execution.batch_size) if waits else inputs.example(execution.batch_size)
+    return images_last(batch) if channels_last else batch
+
+
 def training_step(
     module: nn.Module, inputs: Sequence[Tensor], labels: Tensor, execution: Execution, forward: Forward | None = None
-) -> tuple[torch.optim.Optimizer, Callable[[], None]]:
+) -> tuple[torch.optim.Optimizer | Released, Callable[[], None]]:
     """Forward, backward and SGD as devices do them, at learning rate 0."""
     trained = [p for p in module.parameters() if p.requires_grad]
-    # single tensor by single tensor, which is also what torch does by default on a CPU
-    optimizer = torch.optim.SGD(
-        trained, lr=0.0, momentum=execution.momentum, weight_decay=execution.weight_decay, foreach=False
-    )
+    if execution.release_gradients:
+        released = Released(trained, lambda own: new_optimizer(own, execution))
+
+        def released_step() -> None:
+            with released.releasing():
+                backward(module, inputs, labels, execution, forward)
+
+        return released, released_step
+    optimizer = new_optimizer(trained, execution)
 
     def step() -> None:
         backward(module, inputs, labels, execution, forward)
@@ -97,6 +112,15 @@ def training_step(
         optimizer.zero_grad(set_to_none=True)
 
     return optimizer, step
+
+
+def new_optimizer(trained: list[nn.Parameter], execution: Execution, lr: float = 0.0) -> torch.optim.Optimizer:
+    if execution.momentum_dtype != "float32":
+        return LeanSGD(trained, lr, execution.momentum, execution.weight_decay)
+    # single tensor by single tensor, which is also what torch does by default on a CPU; fused, no gradient is copied
+    fused = True if execution.release_gradients else None
+    decay = execution.weight_decay
+    return torch.optim.SGD(trained, lr, execution.momentum, weight_decay=decay, foreach=False, fused=fused)
 
 
 def backward(
@@ -113,9 +137,15 @@ def backward(
         functional.cross_entropy(run(*batch), labels).backward()
         return
     parts = zip(*(tensor.split(execution.at_once) for tensor in batch), strict=True)
-    for part, own in zip(parts, labels.split(execution.at_once), strict=True):
+    for stored, own in zip(parts, labels.split(execution.at_once), strict=True):
+        part = [_floats(one, module) for one in stored]
         # no name for the loss: it would live on beside the next part
         (functional.cross_entropy(run(*part), own) * (len(own) / len(labels))).backward()
+
+
+def _floats(stored: Tensor, module: nn.Module) -> Tensor:
+    images = stored.dtype == torch.uint8 and stored.dim() == 4
+    return stored.to(float_dtype(module)) if images else stored
 
 
 def measure_step(step: Callable[[], object], standing: Iterable[Tensor]) -> Measured:
@@ -127,9 +157,10 @@ def measure_step(step: Callable[[], object], standing: Iterable[Tensor]) -> Meas
     return Measured.of(growth(step), held)
 
 
-def standing_tensors(module: nn.Module, optimizer: torch.optim.Optimizer, *batch: Tensor) -> list[Tensor]:
+def standing_tensors(module: nn.Module, optimizer: torch.optim.Optimizer | Released, *batch: Tensor) -> list[Tensor]:
     state = [value for entry in optimizer.state.values() for value in entry.values() if isinstance(value, Tensor)]
-    return [*module.parameters(), *module.buffers(), *state, *batch]
+    weights = [parameter for parameter in module.parameters() if not is_mapped(parameter)]
+    return [*weights, *module.buffers(), *state, *batch]
 
 
 def live_bytes(tensors: Iterable[Tensor]) -> int:

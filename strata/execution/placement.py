@@ -8,7 +8,7 @@ read off the simulation (simulated.py), which also says what a step with the cut
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from math import prod
 from typing import TYPE_CHECKING, Any
@@ -17,15 +17,18 @@ import numpy as np
 import torch
 from torch import fx, nn
 
+from strata.execution.chunks import may_be_chunked
 from strata.execution.compute import forward_by_operation
+from strata.execution.layout import channels_last
 from strata.execution.norm_statistics import fixed_norms
 from strata.execution.segments import Placement, Segmented, writes
 from strata.execution.simulated import Pass, Values, each
 from strata.graph import Ref
 from strata.graph.batch_norms import with_fixed_statistics
 from strata.graph.submodel import compiled
-from strata.ops.bytes import NoRule, itemsize
-from strata.ops.tape import Gradients, Simulation
+from strata.ops.bytes import itemsize
+from strata.ops.channels import family
+from strata.ops.tape import Simulation
 
 if TYPE_CHECKING:
     from strata.execution.execution import Execution
@@ -37,11 +40,12 @@ MOST_PLACES = 200  # of large graphs only those with the fewest live bytes are t
 
 
 def placement_for(graph: ChannelGraph, cut: Cut, execution: Execution) -> Placement | None:
-    """None: nothing is recomputed."""
-    if execution.activation_checkpointing is None:
+    """None: the network runs as a whole."""
+    segments, chunk = execution.activation_checkpointing, execution.frozen_chunk
+    if segments is None and chunk is None:
         return None
-    found = place(graph, cut, execution.activation_checkpointing, execution.at_once)
-    return found if found.cuts else None
+    found = place(graph, cut, segments, execution.at_once, chunk)
+    return None if found.is_plain else found
 
 
 def training_forward(graph: ChannelGraph, cut: Cut, module: nn.Module, execution: Execution) -> Forward | None:
@@ -59,16 +63,25 @@ def forward_of(module: nn.Module, placement: Placement | None, fixed: frozenset[
     return compiled(training, "train") if fixed else None
 
 
-def place(graph: ChannelGraph, cut: Cut, segments: int | str, batch: int) -> Placement:
-    """For at most this many segments ("auto": any number): the lowest peak, with no more segments than it takes to be
-    within one percent of it. A pure function."""
+def place(graph: ChannelGraph, cut: Cut, segments: int | str | None, batch: int, chunk: int | None = None) -> Placement:
+    """For at most this many segments ("auto": any number; None: nothing is recomputed): the lowest peak, with no more
+    segments than it takes to be within one percent of it. With a `chunk`, frozen operations that come first run so many
+    samples at a time. A pure function."""
     ops = graph.sized(cut, batch)
-    observed = observe(ops)
+    last = channels_last(graph, cut)
+    observed = observe(ops, channels_last=last)
     first = frozen_first(ops, observed)
     everything = range(len(observed.calls))
-    order = (*first, *(index for index in everything if index not in set(first)))
+    chunked = (
+        []
+        if chunk is None or chunk >= batch
+        else _chunkable(graph, ops, first, observe(ops, _moved(first, everything), last))
+    )
+    if segments is None:
+        return Placement(_moved(chunked, everything), len(chunked), (), (), 0, len(chunked), chunk)
+    order = _moved(chunked, _moved(first, everything))
     if order != tuple(everything):
-        observed = observe(ops, order)
+        observed = observe(ops, order, last)
     allowed = _allowed(observed, len(first))
     begin = allowed[0]
     cuts = _lowest(_costs(observed, allowed), len(allowed) if segments == "auto" else int(segments))
@@ -82,6 +95,8 @@ def place(graph: ChannelGraph, cut: Cut, segments: int | str, batch: int) -> Pla
         tuple(positions),
         tuple(any(observed.calls[i].draws for i in range(p, q)) for p, q in bounds),
         sum(_recomputed(observed, work, p, q) for p, q in bounds),
+        len(chunked),
+        chunk,
     )
 
 
@@ -110,10 +125,10 @@ class Observed:
     parameters: dict[str, int]  # bytes of each that is trained
 
 
-def observe(ops: Sequence[SizedOp], order: Sequence[int] | None = None) -> Observed:
+def observe(ops: Sequence[SizedOp], order: Sequence[int] | None = None, channels_last: bool = False) -> Observed:
     """One forward pass in this order, in which nothing goes."""
     sim = Simulation(0)
-    forward = Pass(sim, ops)
+    forward = Pass(sim, ops, channels_last)
     calls = forward.calls if order is None else [forward.calls[index] for index in order]
     values: Values = dict(forward.standing)
     standing = {value.storage for value in forward.standing.values()}
@@ -122,10 +137,7 @@ def observe(ops: Sequence[SizedOp], order: Sequence[int] | None = None) -> Obser
     found = Observed([], sim.sizes, dict.fromkeys(standing, -1), {}, weights, trained)
     for index, op in enumerate(calls):
         before, recorded = len(sim.sizes), len(sim.nodes)
-        try:
-            values[op.name] = forward.apply(op, values)
-        except NoRule:
-            values[op.name] = _unknown(sim, op, values)
+        values[op.name] = forward.apply_or_guess(op, values)
         found.born |= dict.fromkeys(range(before, len(sim.sizes)), index)
         read = {storage for name in op.inputs for storage in storages(values[name])}
         call = ObservedCall(read=read)
@@ -143,21 +155,6 @@ def observe(ops: Sequence[SizedOp], order: Sequence[int] | None = None) -> Obser
 
 def storages(one: Any) -> set[int]:
     return {value.storage for value in each(one)}
-
-
-def _unknown(sim: Simulation, op: SizedOp, values: Values) -> Any:
-    """An operator that the simulation does not know, for choosing places only: it keeps all it can."""
-    inputs = [value for name in op.inputs for value in each(values[name])]
-    several = op.shape if isinstance(op.shape, list) else [op.shape]
-    in_place = writes(op.target) and inputs
-    results = [sim.view(inputs[0], inputs[0].shape, None)] if in_place else [sim.new(s, itemsize(op)) for s in several]
-    if op.requires_grad:
-        sim.record(inputs, results, [*inputs, *results], _never)
-    return results if isinstance(op.shape, list) else results[0]
-
-
-def _never(sim: Simulation, gradients: Gradients) -> Gradients:
-    raise AssertionError("only forward passes are observed")
 
 
 def _draws(op: SizedOp) -> bool:
@@ -193,6 +190,47 @@ def frozen_first(ops: Sequence[SizedOp], observed: Observed) -> list[int]:
     return early
 
 
+def _moved(first: Sequence[int], rest: Iterable[int]) -> tuple[int, ...]:
+    """Those first, and of the rest the others."""
+    early = set(first)
+    return (*first, *(index for index in rest if index not in early))
+
+
+def _chunkable(graph: ChannelGraph, ops: Sequence[SizedOp], first: Sequence[int], observed: Observed) -> list[int]:
+    """Which of the operations that may come first, and were observed there, may run some samples at a time: up to one
+    in which samples meet elsewhere than in a batch norm; and so that nothing remains of them but batches of samples,
+    which are not written in place later."""
+    mode = graph.mode("train")
+    nodes = {node.name: node for node in mode.graph.nodes}
+    batch = str(mode.inputs[0].meta["val"].shape[0])
+    calls = [op for op in ops if op.kind == "op" or op.kind == "cut"]
+    apart = [calls[index].kind == "cut" or may_be_chunked(nodes[calls[index].name], batch) for index in first]
+    most = next((number for number, one in enumerate(apart) if not one), len(apart))
+    forbidden = _written_later(observed)
+    users: dict[str, set[str]] = {}
+    for op in ops:
+        for source in op.inputs:
+            users.setdefault(source, set()).add(op.name)
+
+    def crossing(chosen: Sequence[int]) -> list[SizedOp]:
+        inside = {calls[index].name for index in chosen}
+        return [calls[index] for index in chosen if users.get(calls[index].name, set()) - inside]
+
+    def fits(end: int) -> bool:
+        left = crossing(first[:end])
+        return end not in forbidden and all(
+            isinstance(op.shape, tuple) or family(nodes[op.name]) == "sym_size" for op in left
+        )
+
+    chosen = list(first[: next(end for end in range(most, -1, -1) if end == 0 or fits(end))])
+    for index in reversed(chosen):  # a part of what is handed on anyway is taken there, not kept beside it
+        left = {op.name for op in crossing(chosen)}
+        others = {op.name for op in crossing([one for one in chosen if one != index])}
+        if calls[index].kind == "cut" and calls[index].name in left and others < left:
+            chosen.remove(index)
+    return chosen
+
+
 # --- where to cut ----------------------------------------------------------------------------------------------------
 
 
@@ -200,17 +238,22 @@ def _allowed(observed: Observed, begin: int) -> list[int]:
     """The begin, the end, and between them the places that no value crosses which is later written in place: a segment
     could not be computed again from inputs that have changed since. A begin that is no such place moves on."""
     end = len(observed.calls)
-    forbidden = {
+    forbidden = _written_later(observed)
+    begin = next(place for place in range(begin, end + 1) if place not in forbidden)
+    places = [place for place in range(begin + 1, end) if place not in forbidden]
+    places.sort(key=lambda place: (_live(observed, place), place))
+    return [begin, *sorted(places[:MOST_PLACES]), end]
+
+
+def _written_later(observed: Observed) -> set[int]:
+    """Places that a value crosses which is later written in place."""
+    return {
         place
         for index, call in enumerate(observed.calls)
         for one in call.changed
         if one not in observed.weights
         for place in range(observed.born[one] + 1, index + 1)
     }
-    begin = next(place for place in range(begin, end + 1) if place not in forbidden)
-    places = [place for place in range(begin + 1, end) if place not in forbidden]
-    places.sort(key=lambda place: (_live(observed, place), place))
-    return [begin, *sorted(places[:MOST_PLACES]), end]
 
 
 def _live(observed: Observed, place: int) -> int:

@@ -7,6 +7,7 @@ re-entrant). In that second run dropout draws the same numbers and running stati
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from torch import Tensor, fx, nn
 from torch.utils.checkpoint import checkpoint
 
 from strata.core.errors import BadInput
+from strata.execution.chunks import ChunkedSegment
 
 aten = torch.ops.aten
 # where momentum stands among the arguments
@@ -32,18 +34,25 @@ class Placement:
     """Positions in the ordered list of operations; without cuts nothing is recomputed. The last segment never is."""
 
     order: tuple[int, ...]  # of the training graph's operations: what needs no gradient comes first
-    begin: int  # operations before it run once, and autograd keeps nothing of them
+    begin: int  # operations before it run once, and autograd keeps nothing of them...
     cuts: tuple[int, ...]
     random: tuple[bool, ...]  # per recomputed segment, whether it draws random numbers
     recomputed_flops: int  # per sample, on top of an ordinary training step
+    chunked: int = 0  # ...and those before this one...
+    chunk: int | None = None  # ...so many samples at a time
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether the network runs as a whole."""
+        return not self.cuts and not self.chunked
 
     def parts(self, operations: Sequence[T]) -> list[tuple[list[T], bool | None]]:
         """The operations of each segment, and whether it draws random numbers; None: it is not recomputed."""
         ordered = [operations[index] for index in self.order]
         bounds = [self.begin, *self.cuts, len(ordered)]
         random: list[bool | None] = [*self.random, None]
-        if self.begin > 0:
-            bounds, random = [0, *bounds], [None, *random]
+        for first in sorted({0, self.chunked} - {self.begin}, reverse=True):
+            bounds, random = [first, *bounds], [None, *random]
         return [(ordered[a:b], draws) for a, b, draws in zip(bounds[:-1], bounds[1:], random, strict=True)]
 
 
@@ -72,19 +81,22 @@ def boundaries(parts: Sequence[Sequence[tuple[str, Iterable[str]]]], output: str
 @dataclass(frozen=True)
 class RunnableSegment:
     boundary: Boundary
-    first: Code
+    code: Code
     again: Code | None  # None: it runs once
     random: bool
+    lets_go: bool = False  # what it is given goes with its last use there: nobody else holds it
 
     def run(self, module: nn.Module, inputs: Sequence[Any], surroundings: Surroundings) -> tuple[Any, ...]:
         again = self.again
+        if self.lets_go:
+            return self.code(module, inputs)
         if again is None:
-            return self.first(module, *inputs)
+            return self.code(module, *inputs)
         ran = False
 
         def code(*inputs: Any) -> tuple[Any, ...]:
             nonlocal ran
-            chosen, ran = (again if ran else self.first), True
+            chosen, ran = (again if ran else self.code), True
             return chosen(module, *inputs)
 
         found: tuple[Any, ...] = checkpoint(
@@ -107,10 +119,15 @@ class Segmented:
         parts = placement.parts(nodes)
         named = [[(node.name, [s.name for s in _values(node)]) for node in part] for part, _ in parts]
         by_name = {node.name: node for node in graph.nodes}
-        self.segments = [
-            _runnable(part, boundary, by_name, draws)
-            for (part, draws), boundary in zip(parts, boundaries(named, self.output), strict=True)
+        bounds = boundaries(named, self.output)
+        self.segments: list[RunnableSegment | ChunkedSegment] = [
+            _runnable(part, boundary, by_name, draws, placement.chunked > 0)
+            for (part, draws), boundary in zip(parts, bounds, strict=True)
         ]
+        if placement.chunked:
+            assert placement.chunk is not None
+            first = _runnable(parts[0][0], bounds[0], by_name, None)
+            self.segments[0] = ChunkedSegment(parts[0][0], bounds[0], first.code, placement.chunk)
 
     def __call__(self, module: nn.Module, *batch: Tensor, surroundings: Surroundings = nullcontext) -> Tensor:
         """`surroundings` make the second run, within backward, round like the first."""
@@ -137,12 +154,17 @@ def _values(node: fx.Node) -> list[fx.Node]:
 
 
 def _runnable(
-    part: Sequence[fx.Node], boundary: Boundary, by_name: dict[str, fx.Node], random: bool | None
+    part: Sequence[fx.Node],
+    boundary: Boundary,
+    by_name: dict[str, fx.Node],
+    random: bool | None,
+    lets_go: bool = False,
 ) -> RunnableSegment:
     inputs = [by_name[name] for name in boundary.inputs]
     outputs = [by_name[name] for name in boundary.outputs]
     again = None if random is None else _code([_still(node) for node in part], inputs, outputs)
-    return RunnableSegment(boundary, _code(part, inputs, outputs), again, bool(random))
+    lets_go = lets_go and again is None
+    return RunnableSegment(boundary, _code(part, inputs, outputs, lets_go), again, bool(random), lets_go)
 
 
 def _still(node: fx.Node) -> fx.Node | tuple[fx.Node, tuple[Any, ...]] | None:
@@ -166,8 +188,10 @@ def _code(
     part: Sequence[fx.Node | tuple[fx.Node, tuple[Any, ...]] | None],
     inputs: Sequence[fx.Node],
     outputs: Sequence[fx.Node],
+    lets_go: bool = False,
 ) -> Code:
-    """Python code for these operations; each value is dropped after its last use."""
+    """Python code for these operations; each value is dropped after its last use. With `lets_go` inputs are too: they
+    come in a list, which is emptied."""
     new = fx.Graph()
     made: dict[fx.Node, fx.Node] = {node: new.placeholder(node.name) for node in inputs}
     for entry in part:
@@ -182,6 +206,11 @@ def _code(
     new.output(tuple(made[node] for node in outputs))
     code = new.python_code("self")
     scope: dict[str, Any] = dict(code.globals)
-    exec(compile(code.src, "<strata segment>", "exec"), scope)
+    text = code.src
+    if lets_go and inputs:
+        names = ", ".join(made[node].name for node in inputs)
+        held = f"def forward(self, held):\n    [{names}] = held; held.clear()\n"
+        text = re.sub(r"^def forward\(.*\n", held, text, count=1, flags=re.MULTILINE)
+    exec(compile(text, "<strata segment>", "exec"), scope)
     found: Code = scope["forward"]
     return found

@@ -9,18 +9,20 @@ What operators do is in ops/bytes, the order of allocations in ops/tape.py; meas
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
 
 import torch
 
+from strata.execution.chunks import is_barrier, stretches
 from strata.execution.execution import Execution
 from strata.execution.learned import learned
-from strata.execution.segments import Boundary, Placement, boundaries
+from strata.execution.segments import Boundary, Placement, boundaries, writes
 from strata.graph import Ref, SizedOp
+from strata.graph.inputs import Input, InputSpec
 from strata.ops.bytes import NoRule, alias, itemsize, simulate
-from strata.ops.tape import Gradients, Segment, Simulation, Value
+from strata.ops.tape import Gradients, Segment, Simulation, Value, channels_last_strides
 
 LABEL_BYTES = INDEX_BYTES = 8
 SCALARS = 12  # the momentum factor as a tensor
@@ -42,30 +44,42 @@ def peak(
     execution: Execution,
     placement: Placement | None = None,
     accumulated: bool = False,
+    inputs: InputSpec | None = None,
+    channels_last: bool = False,
 ) -> Peak:
     """Of one pass over the SizedOps of a cut, which are those of a batch or a part of it.
 
     `state_bytes` are those of all weights and buffers, `trained_sizes` the bytes of each trained parameter;
-    `accumulated`: their gradients are there, from earlier parts. Raises NoRule for an operator that has no rule and
-    cannot be learned.
+    `accumulated`: their gradients are there, from earlier parts. `inputs` say how the data holds samples that wait for
+    their part; `channels_last`: how images lie (layout.py). Raises NoRule for an operator that has no rule and cannot
+    be learned.
     """
     trained = sum(trained_sizes)
-    momenta = execution.slots * trained
-    standing = state_bytes + momenta + execution.batch_size * _sample_bytes(ops)
+    momenta = execution.slot_bytes(trained)
+    standing = state_bytes + momenta + _batch_bytes(ops, execution, inputs)
+    scalars = SCALARS if execution.momentum else 0
     sim = Simulation(standing, gradients=trained if accumulated else 0)
-    logits = Pass(sim, ops).run(placement)
+    if execution.release_gradients:
+        sim.step = lambda size: scalars + execution.step_copies * size
+    logits = Pass(sim, ops, channels_last).run(placement)
     sim.run_backward(_loss(sim, logits))
-    # The optimizer goes through the parameters one by one.
-    copies = execution.step_copies * max(trained_sizes, default=0)
-    sim.passing(copies + (SCALARS if execution.momentum else 0))
+    if not execution.release_gradients:  # the optimizer goes through the parameters one by one
+        sim.passing(execution.step_copies * max(trained_sizes, default=0) + scalars)
     gradients = momenta + sim.gradients_at_peak
     return Peak(sim.peak, state_bytes, gradients, sim.peak - state_bytes - gradients)
 
 
-def _sample_bytes(ops: Sequence[SizedOp]) -> int:
-    """What the network is given for one sample, and a label for each of its rows of scores."""
-    inputs = [op for op in ops if op.kind == "input"]
-    return prod(ops[-1].shape[1:-1]) * LABEL_BYTES + sum(prod(op.shape[1:]) * itemsize(op) for op in inputs)
+def _batch_bytes(ops: Sequence[SizedOp], execution: Execution, inputs: InputSpec | None) -> int:
+    """A label for each row of scores, and the samples: as the network takes them, or in parts as the data holds them
+    and those of this pass as the network takes them."""
+    given = [op for op in ops if op.kind == "input"]
+    labels = prod(ops[-1].shape[1:-1]) * LABEL_BYTES
+    taken = [prod(op.shape[1:]) * itemsize(op) for op in given]
+    if not execution.in_parts or not execution.waits_as_stored:
+        return execution.batch_size * (labels + sum(taken))
+    spec = inputs or InputSpec(tuple(Input(op.name, op.shape[1:], op.dtype or torch.float32) for op in given))
+    made = [size for size, one in zip(taken, spec.inputs, strict=True) if one.stored != one.dtype]
+    return execution.batch_size * (labels + spec.stored_bytes) + given[0].shape[0] * sum(made)
 
 
 Values = dict[str, Any]  # by the operation's name: a Value, a list of them, or None for a size
@@ -74,25 +88,32 @@ Values = dict[str, Any]  # by the operation's name: a Value, a list of them, or 
 class Pass:
     """A forward pass over the operations of a network."""
 
-    def __init__(self, sim: Simulation, ops: Sequence[SizedOp]) -> None:
+    def __init__(self, sim: Simulation, ops: Sequence[SizedOp], channels_last: bool) -> None:
         self.sim = sim
         self.calls = [op for op in ops if op.kind == "op" or op.kind == "cut"]
+        self.samples = next((op.shape[0] for op in ops if op.kind == "input"), 1)
         (self.output,) = (op.inputs[0] for op in ops if op.kind == "output")
         self.dtypes = {op.name: op.dtype for op in ops if op.dtype is not None}
         self.weights = {op.name for op in ops if op.kind == "parameter" or op.kind == "buffer"}
         # weights, buffers and the batch are counted already; a storage of their own says who writes to them
-        self.standing = {op.name: _standing(sim, op) for op in ops if op.kind in ("input", "parameter", "buffer")}
+        there = [op for op in ops if op.kind in ("input", "parameter", "buffer")]
+        self.standing = {op.name: _standing(sim, op, channels_last) for op in there}
 
     def run(self, placement: Placement | None = None) -> Value:
         """To the network's result."""
         values = dict(self.standing)
-        if placement is None or not placement.cuts:
+        if placement is None or placement.is_plain:
             self._run_all(self.calls, values, {self.output})
         else:
             parts = placement.parts(self.calls)
             named = [[(op.name, [x for x in op.inputs if x not in self.weights]) for op in part] for part, _ in parts]
-            for (part, draws), boundary in zip(parts, boundaries(named, self.output), strict=True):
-                if draws is None:
+            for number, ((part, draws), boundary) in enumerate(zip(parts, boundaries(named, self.output), strict=True)):
+                if number == 0 and placement.chunked and self.samples > (placement.chunk or 0):
+                    self._run_chunks(part, values, boundary, placement.chunk or 0)
+                elif draws is None and placement.chunked:
+                    self._run_all(part, values, boundary.outputs, boundary.gone)
+                    continue
+                elif draws is None:
                     self._run_all(part, values, boundary.outputs)
                 else:
                     self._run_segment(part, values, boundary, draws)
@@ -113,11 +134,44 @@ class Pass:
             dtypes = {id(values[name]): self.dtypes[name] for name in op.inputs if name in self.dtypes}
             return learned(self.sim, op, (arguments, keywords), dtypes)
 
-    def _run_all(self, part: Sequence[SizedOp], values: Values, outputs: Collection[str]) -> None:
-        for op, gone in zip(part, _last_uses(part, outputs), strict=True):
+    def apply_or_guess(self, op: SizedOp, values: Values) -> Any:
+        """The same of any operator: one that the simulation does not know keeps all it can."""
+        try:
+            return self.apply(op, values)
+        except NoRule:
+            return _guess(self.sim, op, values)
+
+    def _run_all(
+        self, part: Sequence[SizedOp], values: Values, outputs: Collection[str], given: Collection[str] = ()
+    ) -> None:
+        """`given`: inputs that go with their last use too."""
+        for op, gone in zip(part, _last_uses(part, outputs, given), strict=True):
             values[op.name] = self.apply(op, values)
             for name in gone:
                 self._drop(values.pop(name))
+
+    def _run_chunks(self, part: Sequence[SizedOp], values: Values, boundary: Boundary, size: int) -> None:
+        """As chunks.ChunkedSegment does it: stretch by stretch, in each of them chunk by chunk."""
+        sim = self.sim
+        sizes = [min(size, self.samples - start) for start in range(0, self.samples, size)]
+        chunks = [{**values, **{name: _share(values[name], n) for name in boundary.inputs}} for n in sizes]
+        gone = _last_uses(part, ())  # what the trained part takes is a share of the whole, which stays
+        whole: Values = {}
+        for stretch in stretches([is_barrier(op.target, op.args) for op in part]):
+            for n, own in zip(sizes, chunks, strict=True):
+                for index in stretch:
+                    op = _resized(part[index], n)
+                    made = self.apply(op, own)
+                    if op.name in boundary.outputs and made is not None:
+                        if op.name not in whole:
+                            whole[op.name] = sim.new((self.samples, *made.shape[1:]), made.itemsize)
+                        share = sim.view(whole[op.name], made.shape, None)
+                        self._drop(made)
+                        made = share
+                    own[op.name] = made
+                    for name in gone[index]:
+                        self._drop(own.pop(name))
+        values |= {name: whole.get(name) for name in boundary.outputs}
 
     def _run_segment(self, part: Sequence[SizedOp], values: Values, boundary: Boundary, draws: bool) -> None:
         sim = self.sim
@@ -159,10 +213,41 @@ class Pass:
             self.sim.drop(value)
 
 
-def _standing(sim: Simulation, op: SizedOp) -> Value:
-    value = Value(sim.allocate(0), op.shape, itemsize(op))
+def _standing(sim: Simulation, op: SizedOp, channels_last: bool) -> Value:
+    strides = None
+    # a single channel is first and last at once, and such images stay as they are
+    if channels_last and len(op.shape) == 4 and (op.kind != "input" or (op.shape[1] > 1 and prod(op.shape[2:]) > 1)):
+        strides = channels_last_strides(op.shape)
+    value = Value(sim.allocate(0), op.shape, itemsize(op), strides)
     value.requires_grad = value.parameter = op.kind == "parameter" and op.requires_grad
     return value
+
+
+def _share(value: Any, samples: int) -> Any:
+    """Of what is there all the time: so many samples of it."""
+    return Value(value.storage, (samples, *value.shape[1:]), value.itemsize) if isinstance(value, Value) else value
+
+
+def _resized(op: SizedOp, samples: int) -> SizedOp:
+    if op.shape is None:
+        return op
+    several = op.shape if isinstance(op.shape, list) else [op.shape]
+    shapes = [(samples, *shape[1:]) for shape in several]
+    return replace(op, shape=shapes if isinstance(op.shape, list) else shapes[0])
+
+
+def _guess(sim: Simulation, op: SizedOp, values: Values) -> Any:
+    inputs = [value for name in op.inputs for value in each(values[name])]
+    several = op.shape if isinstance(op.shape, list) else [op.shape]
+    in_place = writes(op.target) and inputs
+    results = [sim.view(inputs[0], inputs[0].shape, None)] if in_place else [sim.new(s, itemsize(op)) for s in several]
+    if op.requires_grad:
+        sim.record(inputs, results, [*inputs, *results], _never)
+    return results if isinstance(op.shape, list) else results[0]
+
+
+def _never(sim: Simulation, gradients: Gradients) -> Gradients:
+    raise AssertionError("only forward passes are guessed")
 
 
 def each(one: Any) -> list[Value]:
@@ -177,9 +262,10 @@ def _again(sim: Simulation, one: Any) -> Any:
     return None if one is None else alias(sim, one)
 
 
-def _last_uses(part: Sequence[SizedOp], outputs: Collection[str]) -> list[list[str]]:
-    """Per operation, what goes after it: results used for the last time, or never. `outputs` stay."""
-    last = {op.name: index for index, op in enumerate(part)}
+def _last_uses(part: Sequence[SizedOp], outputs: Collection[str], given: Collection[str] = ()) -> list[list[str]]:
+    """Per operation, what goes after it: results used for the last time, or never, and what is `given`. `outputs`
+    stay."""
+    last = dict.fromkeys(given, 0) | {op.name: index for index, op in enumerate(part)}
     for index, op in enumerate(part):
         for name in op.inputs:
             if name in last:

@@ -17,7 +17,7 @@ from torch._subclasses.fake_tensor import FakeCopyMode, FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from strata.execution.execution import Execution
-from strata.execution.measured import Forward, standing_tensors, training_step
+from strata.execution.measured import Forward, example_batch, standing_tensors, training_step
 from strata.graph.inputs import InputsLike, InputSpec
 from strata.ops.tape import is_dense
 
@@ -28,6 +28,7 @@ def trace(
     execution: Execution,
     classes: int,
     forward: Forward | None = None,
+    channels_last: bool = False,
 ) -> int:
     """Highest live tensor bytes of a steady-state training step of `module`, which is left alone."""
     fake = FakeTensorMode(allow_non_fake_inputs=True)
@@ -35,10 +36,10 @@ def trace(
         module = copy.deepcopy(module)
     module.train()
     with fake:
-        batch = InputSpec.of(input_shape, module).example(execution.batch_size)
+        batch = example_batch(InputSpec.of(input_shape, module), execution, channels_last)
         labels = torch.zeros(execution.batch_size, dtype=torch.int64)
         optimizer, step = training_step(module, batch, labels, execution, forward)
-        optimizer.zero_grad(set_to_none=True)
+        module.zero_grad(set_to_none=True)
         step()
         with Storages(standing_tensors(module, optimizer, *batch, labels)) as storages:
             step()

@@ -16,6 +16,7 @@ from strata.experiments.figures import (
     figure_motivation,
     figure_steps,
 )
+from strata.experiments.frontier import table_frontier
 from strata.experiments.steps import table_steps
 from strata.experiments.tables import (
     table_digits,
@@ -40,6 +41,7 @@ EXPERIMENTS: dict[str, Callable[[Asked], Experiment]] = {
     "figure-ablation": figure_ablation,
     "figure-mapping": figure_mapping,
     "table-true-bytes": table_true_bytes,
+    "table-frontier": table_frontier,
     "table-writers": table_writers,
     "table-digits": table_digits,
 }

@@ -115,7 +115,8 @@ class Cell:
 
     @property
     def level(self) -> str:
-        return level_text(self.constraints)
+        budgets = dict(self.options).get("budgets", ())
+        return "+".join(f"{budget / 2**20:g}MiB" for budget in budgets) or level_text(self.constraints)
 
     @property
     def name(self) -> str:
@@ -153,7 +154,7 @@ class PlannedRun:
     @property
     def name(self) -> str:
         """Also its folder below the experiments' one."""
-        return f"{self.cell.name}/rounds-{self.request.rounds}/seed-{self.request.seed}"
+        return f"{self.cell.name}/rounds-{self.request.course.rounds}/seed-{self.request.course.seed}"
 
 
 @dataclass(frozen=True)

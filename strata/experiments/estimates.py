@@ -78,17 +78,17 @@ class Estimator:
     _spent: float = 0.0  # seconds of measuring
 
     def of(self, run: PlannedRun) -> Estimate:
-        key = (run.cell.name, run.request.rounds)  # seeds cost the same
+        key = (run.cell.name, run.request.course.rounds)  # seeds cost the same
         if key not in self._estimates:
             self._estimates[key] = self._estimate(run.request)
         return self._estimates[key]
 
     def _estimate(self, request: RunConfig) -> Estimate:
-        setup = SETUPS[request.data]
-        network = self._network(request.model, setup)
+        setup = SETUPS[request.problem.data]
+        network = self._network(request.problem.model, setup)
         method = make_method(request, network.graph)
         settings = _settings(request, setup)
-        per_sample = flops_of_tasks(method, lambda cut: network.workspace.recomputed_flops(cut, settings))
+        per_sample = flops_of_tasks(method, lambda cut, own: network.workspace.recomputed_flops(cut, own or settings))
         stages = stages_of(method, request)
         speeds: dict[int, tuple[float, float]] = {}  # FLOP per second of one core in training and evaluation, by stage
         if self.calibrate:
@@ -96,10 +96,10 @@ class Estimator:
                 stage = stages[number]
                 training = self._speed(stage, network, request, settings, per_sample)
                 speeds[number] = training, self._forward_speed(stage.evaluated, network, setup)
-        evaluations = 1 / (request.eval_every or 1)  # per round
+        evaluations = 1 / (request.evaluation.eval_every or 1)  # per round
         train = forward = seconds = 0.0
         for number, stage in enumerate(stages):
-            samples = stage.rounds * request.per_round * setup.per_device
+            samples = stage.rounds * request.fleet.per_round * setup.per_device
             here = samples * sum(map(per_sample, stage.tasks)) / len(stage.tasks)
             decides = method.needs_accuracy and stage is not stages[-1]  # where early stopping looks at every round
             judged = stage.rounds * (1 if decides else evaluations) * setup.test_samples
@@ -122,19 +122,19 @@ class Estimator:
         self, stage: Stage, network: Network, request: RunConfig, settings: LocalTraining, per_sample: PerSample
     ) -> float:
         """Over one device, or one vectorised group of devices, of each level."""
-        setup = SETUPS[request.data]
+        setup = SETUPS[request.problem.data]
         work = seconds = 0.0
         for task in stage.tasks:
-            devices = max(1, request.per_round // len(stage.tasks))
+            devices = max(1, request.fleet.per_round // len(stage.tasks))
             alike = [replace(task, device=task.device + n * len(stage.tasks)) for n in range(devices)]
-            group = cohorts(network.workspace, alike, [request.batch * BATCHES] * devices, settings)[0]
+            group = cohorts(network.workspace, alike, [settings.batch_size * BATCHES] * devices, settings)[0]
             cost = per_sample(task)
 
             def measure(cost: int = cost, tasks: Sequence[Task] = alike[: len(group)]) -> float:
                 return cost / seconds_per_sample(network, tasks, settings, setup)
 
             work += cost
-            seconds += cost / self._known((request.model, request.data, "training"), cost, measure)
+            seconds += cost / self._known((request.problem.model, setup.data, "training"), cost, measure)
         return work / seconds
 
     def _forward_speed(self, cut: Cut, network: Network, setup: Setup) -> float:
@@ -167,12 +167,10 @@ def _settings(request: RunConfig, setup: Setup) -> LocalTraining:
     """As the run trains, with stand-ins for the data's mean and standard deviation."""
     channels = setup.input[0]
     return LocalTraining(
-        request.batch,
-        augmentation=request.augmentation or setup.augmentation,
+        **vars(request.execution),
+        augmentation=request.local.augmentation or setup.augmentation,
         mean=(0.5,) * channels,
         std=(0.25,) * channels,
-        micro_batch=request.micro_batch,
-        activation_checkpointing=request.activation_checkpointing,
         kernels=request.may_use_kernels and kernels.available(),
     )
 
@@ -214,15 +212,15 @@ def seconds_per_sample(network: Network, tasks: Sequence[Task], settings: LocalT
 
 def stages_of(method: Method, request: RunConfig) -> list[Stage]:
     """SLT's steps that get rounds (early stopping: assumed to be equally long), or the one stage of the others."""
-    levels = max(1, len(request.constraints))
+    rounds, levels = request.course.rounds, max(1, len(request.approach.constraints))
     if not isinstance(method, SLT):
         tasks = method.assign(0, [device for device in range(levels) if method.can_train(device)])
-        return [Stage(request.rounds, tuple(tasks), method.evaluation_cut(request.rounds - 1))]
+        return [Stage(rounds, tuple(tasks), method.evaluation_cut(rounds - 1))]
     plan, stages, begun = method.plan, [], 0
     for step in plan.steps:
         ends = step.until_round
         if ends is None:
-            ends = round(request.rounds * (step.step + 1) / len(plan.steps))
+            ends = round(rounds * (step.step + 1) / len(plan.steps))
         if ends > begun:
             cuts = [plan.cut(step.step, level) for level in range(levels)] if plan.levels else [plan.cut(step.step)]
             tasks = [Task(begun, device, cut) for device, cut in enumerate(cuts)]

@@ -61,15 +61,15 @@ class Overview:
         active.begun_at = active.rounds()
         self._before += self._share(active, active.begun_at)
         if self._bars is not None:
-            active.bar = self._bars.add_task(run.name, total=run.request.rounds, text="")
+            active.bar = self._bars.add_task(run.name, total=run.request.course.rounds, text="")
         self._active[run.name] = active
         done = f" from round {active.begun_at + 1}" if active.begun_at else ""
-        self.say(f"{run.name}: {run.request.rounds} rounds{done}")
+        self.say(f"{run.name}: {run.request.course.rounds} rounds{done}")
 
     def end(self, run: PlannedRun, problem: str | None) -> None:
         active = self._active.pop(run.name)
         self._over += 1
-        self._work += self._share(active, run.request.rounds - active.begun_at)
+        self._work += self._share(active, run.request.course.rounds - active.begun_at)
         if self._bars is not None and active.bar is not None:
             self._bars.remove_task(active.bar)
         self.say(f"{run.name}: {'finished' if problem is None else f'failed: {problem}'}  ({self.summary()})")
@@ -79,12 +79,12 @@ class Overview:
             for active in self._active.values():
                 if active.bar is not None:
                     rounds = active.rounds()
-                    text = f"round {rounds}/{active.run.request.rounds}"
+                    text = f"round {rounds}/{active.run.request.course.rounds}"
                     self._bars.update(active.bar, completed=rounds, text=text)
             self._bars.update(self._total, completed=self.share(), text=self.summary())
         elif time.monotonic() - self._shown > LINE_EVERY:
             at = "; ".join(
-                f"{name}: round {one.rounds()}/{one.run.request.rounds}" for name, one in self._active.items()
+                f"{name}: round {one.rounds()}/{one.run.request.course.rounds}" for name, one in self._active.items()
             )
             self.say(f"{self.summary()}  {at}")
 
@@ -124,4 +124,4 @@ class Overview:
         return self._work + sum(self._share(one, one.rounds() - one.begun_at) for one in self._active.values())
 
     def _share(self, active: Active, rounds: int) -> float:
-        return self.weights[active.run.name] * max(0, rounds) / active.run.request.rounds
+        return self.weights[active.run.name] * max(0, rounds) / active.run.request.course.rounds

@@ -55,9 +55,10 @@ def check_data(runs: Sequence[PlannedRun]) -> None:
     """What is missing is said before anything starts."""
     missing = {}
     for run in runs:
-        root = expanded(run.request.data_dir) if run.request.data_dir else default_root()
-        if CATALOGUE[run.request.data].find(root) is None:
-            missing[run.request.data] = root
+        problem = run.request.problem
+        root = expanded(problem.data_dir) if problem.data_dir else default_root()
+        if CATALOGUE[problem.data].find(root) is None:
+            missing[problem.data] = root
     if missing:
         names, root = ", ".join(missing), next(iter(missing.values()))
         raise BadInput(

@@ -10,24 +10,22 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from strata.core.errors import BadInput
 from strata.execution.norm_statistics import fixed_norms
 from strata.federation.jobs import StatisticsJob, results
-from strata.training.phases import settings_of
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from strata.engines import Engine
-    from strata.execution import Execution
     from strata.federation.state import FederationState
     from strata.graph import ChannelGraph, Cut
     from strata.graph.batch_norms import BatchNorm
-    from strata.methods import Method, Phase, Task
+    from strata.methods import Method, Task
     from strata.training import LocalTraining
 
 MOST_DEVICES = 16  # that are looked at before a run
@@ -44,34 +42,36 @@ class NormStatistics:
 
     def measured(self, state: FederationState, tasks: Sequence[Task], engine: Engine) -> FederationState:
         """The state with all statistics that these tasks need."""
-        for phase in (phase for task in tasks for phase in task.phases):
-            execution = settings_of(phase, self.training, state.round)
-            fixed = fixed_norms(self.graph, phase.cut, execution)
-            lacking = frozenset(name for name in fixed if self._lacks(state, name, phase.cut, execution))
+        for cut in dict.fromkeys(phase.cut for task in tasks for phase in task.phases):  # most devices share one
+            fixed = self._fixed(cut, state.round)
+            lacking = frozenset(norm.mean for norm in self._named(fixed) if self._lacks(state, norm, cut))
             if lacking:
-                state = self._measure(state, phase.cut, lacking, fixed - lacking, engine)
+                state = self._measure(state, cut, lacking, fixed - lacking, engine)
         return state
 
     def in_force(self, state: FederationState) -> frozenset[str]:
         """Norms that are evaluated with their fixed statistics: as they are trained, or not trained any more."""
-        kind = self.training.norm_statistics
-        norms = [norm for norm in self.graph.batch_norms if norm.mean in state.norms]
-        return frozenset(norm.mean for norm in norms if kind == "fixed" or not _changed(state, norm))
+        all_are = self.training.norm_statistics == "fixed"
+        return frozenset(norm.mean for norm in self._named(state.norms) if all_are or not _changed(state, norm))
 
     def download_bytes(self, task: Task, tensors: Mapping[str, Tensor]) -> int:
         """Of the statistics that a device is sent with its task."""
-        execution = [(phase, settings_of(phase, self.training, task.round)) for phase in task.phases]
-        names = {name for phase, one in execution for name in fixed_norms(self.graph, phase.cut, one)}
-        buffers = [buffer for norm in self.graph.batch_norms if norm.mean in names for buffer in _buffers(norm)]
+        names = {name for phase in task.phases for name in self._fixed(phase.cut, task.round)}
+        buffers = [buffer for norm in self._named(names) for buffer in (norm.mean, norm.variance)]
         return sum(math.prod(task.cut.shapes[name]) * tensors[name].element_size() for name in buffers)
 
-    def _lacks(self, state: FederationState, name: str, cut: Cut, execution: Execution) -> bool:
-        if name not in state.norms:
+    def _fixed(self, cut: Cut, round: int) -> frozenset[str]:
+        return fixed_norms(self.graph, cut, self.training.in_round(round))
+
+    def _named(self, names: Collection[str]) -> list[BatchNorm]:
+        return [norm for norm in self.graph.batch_norms if norm.mean in names]
+
+    def _lacks(self, state: FederationState, norm: BatchNorm, cut: Cut) -> bool:
+        if norm.mean not in state.norms:
             return True
-        (norm,) = (norm for norm in self.graph.batch_norms if norm.mean == name)
-        if execution.norm_statistics == "frozen":
+        if self.training.norm_statistics == "frozen":
             return _changed(state, norm)
-        return bool(state.norms[name]["network"] != self._network(cut, norm))
+        return bool(state.norms[norm.mean]["network"] != self._network(cut, norm))
 
     def _network(self, cut: Cut, norm: BatchNorm) -> str:
         """A digest of what the cut has of the layers up to the norm."""
@@ -85,8 +85,8 @@ class NormStatistics:
     ) -> FederationState:
         job = StatisticsJob(cut, self.seed, self.calibration, tuple(sorted(fixed)))
         (found,) = results(engine, [job], state.tensors)
-        new = [norm for norm in self.graph.batch_norms if norm.mean in lacking]
-        buffers = [name for norm in new for name in _buffers(norm)]
+        new = self._named(lacking)
+        buffers = [name for norm in new for name in (norm.mean, norm.variance)]
         made = {name: state.tensors[name].clone() for name in buffers}
         cut.scatter(made, {name: found[name] for name in buffers})
         known = {norm.mean: {"round": state.round, "network": self._network(cut, norm)} for norm in new}
@@ -109,17 +109,13 @@ def check_norms(method: Method, training: LocalTraining, rounds: int, model: str
     devices = range(min(method.period or MOST_DEVICES, MOST_DEVICES))
     for round in (first, rounds - 1):
         phases = [phase for task in method.assign(round, devices) for phase in task.phases]
-        fixing = [phase for phase in phases if _fixes(method.graph, phase, training, round)]
+        fixing = [phase for phase in phases if fixed_norms(method.graph, phase.cut, training.in_round(round))]
         cuts = [cut for phase in fixing for cut in (phase.cut, *phase.levels)]
         if any(_differ(cut, method.evaluation_cut(round)) for cut in cuts):
             raise BadInput(
                 f"fixed statistics are those of one network, and {method.name} trains parts of several widths of it: "
                 "leave out norm_statistics, or choose slt, small or fedavg"
             )
-
-
-def _fixes(graph: ChannelGraph, phase: Phase, training: LocalTraining, round: int) -> bool:
-    return bool(fixed_norms(graph, phase.cut, settings_of(phase, training, round)))
 
 
 def _differ(one: Cut, other: Cut) -> bool:
@@ -131,7 +127,3 @@ def _changed(state: FederationState, norm: BatchNorm) -> bool:
     """Whether a round has trained the layer since its statistics were measured."""
     measured = int(state.norms[norm.mean]["round"])
     return any(state.holdings.changed.get(name, -1) >= measured for name in norm.parameters)
-
-
-def _buffers(norm: BatchNorm) -> tuple[str, str]:
-    return norm.mean, norm.variance

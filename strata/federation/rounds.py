@@ -22,6 +22,7 @@ from strata.federation.state import FederationState
 
 if TYPE_CHECKING:
     from strata.data import Partition
+    from strata.execution import Execution
     from strata.graph import Cut
     from strata.methods import Method, Task
 
@@ -47,7 +48,8 @@ class RoundSettings:
     together: Callable[[Sequence[TrainJob]], list[list[int]]] | None = None  # which jobs to vectorise; None: none
     robust: Robust | None = None
     privacy: Privacy | None = None
-    recomputed_flops: Callable[[Cut], int] | None = None  # per sample, that activation checkpointing adds
+    # per sample, that activation checkpointing adds to a cut by this execution; None: by the run's
+    recomputed_flops: Callable[[Cut, Execution | None], int] | None = None
     adjusted: Callable[[Method, int], Method] | None = None  # the method for this attempt at a round: levels may change
     largest_loss: float = LARGEST_LOSS  # that is believed of a device
     store: DeviceStore | None = None  # where devices keep what the method wants them to keep

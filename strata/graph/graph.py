@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -252,11 +253,25 @@ class ChannelGraph:
 
     # --- what runs ---------------------------------------------------------------------------------------------
 
-    def submodel(self, cut: Cut, state: Mapping[str, Tensor] | None = None, output: str | None = None) -> SubModel:
-        """The small network, with the same parameter names. `state` is what cut.extract() gave.
+    def submodel(
+        self,
+        cut: Cut,
+        state: Mapping[str, Tensor] | None = None,
+        output: str | None = None,
+        *,
+        zeros: bool = False,
+    ) -> SubModel:
+        """The small network, with the same parameter names. `state` is what cut.extract(model.state_dict()) gave;
+        without it all weights are zero, which is good for measuring alone (`zeros` True: it is meant so).
 
         It returns the one of `outputs` that is named, or the cut's, or else the first; what only others need does not
         run."""
+        if state is None and not zeros:
+            warnings.warn(
+                "graph.submodel(cut) without a state has zeros for weights: give cut.extract(model.state_dict()), or "
+                "zeros=True where they do not matter",
+                stacklevel=2,
+            )
         return SubModel(self, cut, self.kept_table(cut), state, self.output_named(output or cut.output))
 
     def sized(self, cut: Cut, batch_size: int, mode: str = "train", output: str | None = None) -> list[SizedOp]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -15,15 +15,24 @@ from strata.core.errors import BadInput
 
 @dataclass(frozen=True)
 class Input:
-    """One input tensor; its first dim, the batch, is not part of `shape`."""
+    """One input tensor; its first dim, the batch, is not part of `shape`.
+
+    `held`: as the data holds it, where that is known. Elsewhere floats of the shape of images are taken for 8-bit ones,
+    which are made floats when they go to the network."""
 
     name: str
     shape: tuple[int, ...]
     dtype: torch.dtype = torch.float32
+    held: torch.dtype | None = field(default=None, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if not all(isinstance(size, int) and size > 0 for size in self.shape):
             raise BadInput(f"input {self.name} has the shape {tuple(self.shape)}; its sizes must be whole and above 0.")
+
+    @property
+    def stored(self) -> torch.dtype:
+        images = len(self.shape) == 3 and self.dtype.is_floating_point
+        return self.held or (torch.uint8 if images else self.dtype)
 
 
 @dataclass(frozen=True)
@@ -67,6 +76,14 @@ class InputSpec:
     def sample_bytes(self) -> int:
         """What one sample's inputs take."""
         return sum(torch.Size(one.shape).numel() * one.dtype.itemsize for one in self.inputs)
+
+    @property
+    def stored_bytes(self) -> int:
+        """What they take as the data holds them."""
+        return sum(torch.Size(one.shape).numel() * one.stored.itemsize for one in self.inputs)
+
+    def stored_example(self, batch: int) -> tuple[Tensor, ...]:
+        return tuple(torch.zeros(batch, *one.shape, dtype=one.stored) for one in self.inputs)
 
     def example(self, batch: int, device: torch.device | str | None = None) -> tuple[Tensor, ...]:
         """Zeros: valid as numbers, as ids and as masks."""
@@ -144,3 +161,8 @@ def _first_parameter(model: nn.Module) -> str:
         if parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD):
             return parameter.name
     return "x"
+
+
+def images_last(tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    """With the channels of images last in memory."""
+    return tuple(one.contiguous(memory_format=torch.channels_last) if one.dim() == 4 else one for one in tensors)

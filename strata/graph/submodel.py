@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import copy
+import importlib
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -37,12 +41,31 @@ class SubModel(nn.Module):
         for name, value in graph.cut_constants(table).items():
             _attach(self, name, value, persistent=False)
         graphs = {mode: _rewritten(self, graph, table, mode, output) for mode in ("train", "eval")}
-        forwards = {mode: compiled(one, mode) for mode, one in graphs.items()}
-        self._strata: dict[str, Any] = {"cut": cut, "train_graph": graphs["train"], "forwards": forwards}
+        codes = {mode: _code(one) for mode, one in graphs.items()}
+        self._strata: dict[str, Any] = {
+            "cut": cut, "train_graph": graphs["train"], "codes": codes, "forwards": _compiled(codes)
+        }  # fmt: skip
 
     def forward(self, *inputs: Tensor) -> Tensor:
         """In the order of the graph's InputSpec."""
         return self._strata["forwards"]["train" if self.training else "eval"](self, *inputs)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For torch.save and pickle: the code as text. What comes back runs, and has no train_graph."""
+        return {**self.__dict__, "_strata": {key: self._strata[key] for key in ("cut", "codes")}}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self._strata = {**self._strata, "forwards": _compiled(self._strata["codes"])}
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> SubModel:
+        """Weights are copied; what is known of the network is shared."""
+        made = SubModel.__new__(SubModel)
+        memo[id(self)] = made
+        rest = {name: value for name, value in self.__dict__.items() if name != "_strata"}
+        made.__dict__.update(copy.deepcopy(rest, memo))
+        made.__dict__["_strata"] = self._strata
+        return made
 
     def __getattr__(self, name: str) -> Any:
         """Like this a part of the user's model may be called `cut`: plain attributes would stand in its way."""
@@ -90,12 +113,35 @@ def _rewritten(module: SubModel, graph: ChannelGraph, table: KeptTable, mode_nam
     return new
 
 
+@dataclass(frozen=True)
+class Code:
+    """Of a network: Python in which each value is dropped after its last use, and what it refers to by name."""
+
+    source: str
+    modules: Mapping[str, str]  # their full names
+    others: Mapping[str, Any]
+
+    def function(self, mode_name: str) -> Callable[..., Tensor]:
+        """Of the module and its inputs."""
+        scope: dict[str, Any] = {name: importlib.import_module(full) for name, full in self.modules.items()}
+        scope |= self.others
+        exec(compile(self.source, f"<strata submodel, {mode_name}>", "exec"), scope)
+        return scope["forward"]
+
+
+def _code(graph: fx.Graph) -> Code:
+    code = graph.python_code("self")
+    modules = {name: value.__name__ for name, value in code.globals.items() if isinstance(value, ModuleType)}
+    return Code(code.src, modules, {name: value for name, value in code.globals.items() if name not in modules})
+
+
+def _compiled(codes: Mapping[str, Code]) -> dict[str, Callable[..., Tensor]]:
+    return {mode: code.function(mode) for mode, code in codes.items()}
+
+
 def compiled(graph: fx.Graph, mode_name: str) -> Callable[..., Tensor]:
     """Its Python code, as a function of the module and its inputs; each value is dropped after its last use."""
-    code = graph.python_code("self")
-    scope: dict[str, Any] = dict(code.globals)
-    exec(compile(code.src, f"<strata submodel, {mode_name}>", "exec"), scope)
-    return scope["forward"]
+    return _code(graph).function(mode_name)
 
 
 def _attach(root: nn.Module, name: str, value: Tensor, persistent: bool = True) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import ABC
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
@@ -83,6 +83,8 @@ class Method(ABC):
     name: ClassVar[str]  # the card's
     needs_budget: ClassVar[bool] = False  # it cannot be made without knowing what a device can hold
     graph: ChannelGraph
+    # per level, how its devices take a step; None: as the run says. Empty: all as the run says
+    executions: tuple[Execution | None, ...] = field(default=(), kw_only=True)
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -105,15 +107,14 @@ class Method(ABC):
         least = min(budget.limits(graph), default=need)
         if need > least:
             raise Infeasible(
-                f"{cls.name} needs up to {need} bytes on every device, {need - least} more than the budget of {least}: "
-                "give a larger budget or a micro-batch, or choose slt or small"
+                f"{cls.name} needs up to {need} bytes on every device, {need - least} more than the budget of {least}"
             )
         return made
 
     @classmethod
     def made(cls, graph: ChannelGraph, seed: int, constraints: tuple[float, ...], options: Mapping[str, Any]) -> Self:
         """Not every method draws from a seed or scales width: it gets what it has fields for, and all the options."""
-        known = {field.name for field in fields(cls) if field.init}
+        known = {one.name for one in fields(cls) if one.init}
         common: dict[str, Any] = {"seed": seed, "constraints": constraints}
         given = {name: value for name, value in common.items() if name in known}
         return cls(graph, **{**given, **options})
@@ -121,6 +122,10 @@ class Method(ABC):
     def most_bytes(self, count: Callable[[Cut], int]) -> list[int]:
         """What a device of each level takes at the most. `count`: the bytes of a step of a cut."""
         return [count(self.graph.full())]
+
+    def executed(self, budget: Budget) -> Self:
+        """With the cheapest execution that suits each level's bytes, where the budget leaves that open."""
+        return replace(self, executions=budget.executions_for(self)) if budget.lean else self
 
     # --- what devices do ---------------------------------------------------------------------------------------
 
@@ -134,6 +139,10 @@ class Method(ABC):
         if type(self).cut_for is Method.cut_for:
             raise NotImplementedError(f"{type(self).__name__} says neither cut_for nor phases_for")
         return (Phase(self.cut_for(round, device)),)
+
+    def execution_for(self, round: int, device: int) -> Execution | None:
+        """How this device takes its steps in this round; None: as the run says."""
+        return self.executions[device % len(self.executions)] if self.executions else None
 
     def can_train(self, device: int) -> bool:
         """False: the method has no use for this device (it must not be sampled)."""
@@ -149,7 +158,11 @@ class Method(ABC):
         return [self._task(round, device) for device in devices if self.can_train(device)]
 
     def _task(self, round: int, device: int) -> Task:
-        phases = self.phases_for(round, device)
+        execution = self.execution_for(round, device)
+        phases = tuple(
+            phase if execution is None or phase.execution is not None else replace(phase, execution=execution)
+            for phase in self.phases_for(round, device)
+        )
         if len(phases) == 1:
             return Task(round, device, phases[0].cut, phases)
         return Task(round, device, self.graph.union([phase.cut for phase in phases]), phases)

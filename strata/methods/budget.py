@@ -4,23 +4,28 @@ All that counts bytes for this is here, in one place."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from strata.execution import Execution, memory
+from strata.core.errors import BadInput
+from strata.execution import Execution
 from strata.planning import plan
-from strata.planning.widths import largest_scale
+from strata.planning.choosing import Ceilings, Chooser
+from strata.planning.executions import candidates
+from strata.planning.widths import widest
 
 if TYPE_CHECKING:
     from strata.graph import ChannelGraph, Cut
+    from strata.methods.base import Method
     from strata.planning import Plan
 
 
 @dataclass(frozen=True)
 class Budget:
     """`constraints` are width ratios, `sizes` bytes: one of them, or neither; several are levels of devices, dealt
-    round. `options` are those of the method's card that were asked for."""
+    round. `options` are those of the method's card that were asked for. `lean`: bytes are held against the cheapest
+    execution that fits, among all that planning/executions.py lists for `execution`."""
 
     execution: Execution
     constraints: tuple[float, ...] = ()
@@ -31,11 +36,34 @@ class Budget:
     options: Mapping[str, Any] = field(default_factory=dict)
     model_name: str | None = None  # for a plan
     reserve: str | None = None  # "scratch": what libraries take has to be within `sizes` too
+    lean: bool = False
+    ceilings: Ceilings = Ceilings()
+    # what was found out so far, by graph: budgets that are made of this one share it
+    _choosers: dict[tuple[str, bool], Chooser] = field(default_factory=dict, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        if not self.lean and self.ceilings != Ceilings():
+            raise BadInput("ceilings beside memory are for lean execution: give lean with them")
+        if self.lean and (not self.sizes or self.accounting == "paper"):
+            raise BadInput(
+                "lean chooses how steps are executed by the bytes that they take: give a budget, such as 24MiB, "
+                "counted by peak"
+            )
+        if self.lean and self.reserve is not None:
+            raise BadInput("a reserve is measured for one execution, and lean has several: leave out one of them")
+
+    def chooser(self, graph: ChannelGraph) -> Chooser:
+        """Which executions there are, and what each takes."""
+        key = (graph.hash, self.lean)
+        if key not in self._choosers:
+            executions = candidates(graph, self.execution) if self.lean else (self.execution,)
+            accounting = self.accounting or ("paper" if self.constraints else "peak")
+            self._choosers[key] = Chooser(graph, executions, accounting, self.ceilings)
+        return self._choosers[key]
 
     def need(self, graph: ChannelGraph, cut: Cut) -> int:
         """Bytes of a device's step."""
-        accounting = self.accounting or ("paper" if self.constraints else "peak")
-        return memory(graph, cut, self.execution, accounting).total
+        return self.chooser(graph).least(cut)
 
     def limits(self, graph: ChannelGraph) -> tuple[int, ...]:
         """Bytes of each level: a constraint means what the model scaled to that width needs."""
@@ -43,7 +71,22 @@ class Budget:
 
     def widest(self, graph: ChannelGraph, size: int) -> float:
         """The largest width ratio that trains within so many bytes."""
-        return largest_scale(graph, size, self.execution, self.accounting or "peak")
+        return widest(self.chooser(graph), size)
+
+    def executions_for(self, method: Method) -> tuple[Execution | None, ...]:
+        """The cheapest for each level of a method; None where that is the run's own."""
+        if not self.lean:
+            return ()
+        found = tuple(self._execution_for(method, level, size) for level, size in enumerate(self.sizes))
+        return found if any(found) else ()
+
+    def _execution_for(self, method: Method, level: int, size: int) -> Execution | None:
+        def most(count: Callable[[Cut], int]) -> int:
+            sizes = method.most_bytes(count)
+            return sizes[min(level, len(sizes) - 1)]  # a method may be the same for all levels
+
+        chosen = self.chooser(method.graph).cheapest(most, size)
+        return None if chosen is None or chosen == self.execution else chosen.alone
 
     def plan(self, graph: ChannelGraph) -> Plan:
         levels: dict[str, Any] = {"budget": self.sizes} if self.sizes else {"constraint": self.constraints}
@@ -54,6 +97,8 @@ class Budget:
             rounds=self.rounds,
             accounting=self.accounting,
             name=self.model_name,
+            lean=self.lean,
+            chooser=self.chooser(graph) if self.lean else None,
             reserve=self.reserve,
             **self.options,
         )

@@ -6,11 +6,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from strata.core.errors import BadInput
+from strata.core.errors import BadInput, Infeasible
 from strata.core.sizes import parse_bytes
 from strata.execution import Execution, scratch_bytes
 from strata.methods.budget import Budget
 from strata.methods.registry import method_class
+from strata.planning.choosing import Ceilings
 from strata.planning.reserve import check_reserve, reserving
 
 if TYPE_CHECKING:
@@ -35,11 +36,13 @@ def method_named(
     seed: int = 0,
     accounting: str | None = None,
     model_name: str | None = None,
+    lean: bool = False,
+    ceilings: Ceilings | None = None,
     reserve: str | None = None,
     **options: Any,
 ) -> Method:
-    """`constraints` are width ratios, `budgets` bytes; several are levels of devices. `options`: those of the method's
-    card. A class may stand in for its name."""
+    """`constraints` are width ratios, `budgets` bytes; several are levels of devices. `lean`: executed in the
+    cheapest way that fits. `options`: those of the method's card. A class may stand in for its name."""
     method = class_of(name)
     check_levels(name, constraints, budgets)
     own = method.card.options
@@ -56,20 +59,34 @@ def method_named(
         accounting=accounting,
         options=options,
         model_name=model_name,
+        lean=lean,
+        ceilings=ceilings or Ceilings(),
         reserve=reserve,
     )
     check_reserve(reserve, budget.sizes, accounting)
     if reserve is None or method.card.needs_plan:  # a plan does it itself, for its steps
-        return method.from_budget(graph, budget)
+        return _made(method, graph, budget)
 
     def with_scratch(cut: Cut) -> int:
         return budget.need(graph, cut) + scratch_bytes(graph, cut, budget.execution)
 
     return reserving(
         budget.sizes,
-        lambda sizes: method.from_budget(graph, replace(budget, sizes=sizes)),
+        lambda sizes: _made(method, graph, replace(budget, sizes=sizes)),
         lambda made: made.most_bytes(with_scratch),
     )
+
+
+def _made(method: type[Method], graph: ChannelGraph, budget: Budget) -> Method:
+    """A refusal names the ways that would fit."""
+    try:
+        return method.from_budget(graph, budget).executed(budget)
+    except Infeasible as error:
+        if budget.sizes and method.name != "auto":
+            from strata.methods.fitting import what_fits
+
+            error.args = (f"{str(error).rstrip('.')}; {what_fits(graph, budget)}",)
+        raise
 
 
 def check_levels(

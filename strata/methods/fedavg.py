@@ -44,12 +44,11 @@ class FedAvg(Levels):
     def from_budget(cls, graph: ChannelGraph, budget: Budget) -> Self:
         most = max(budget.sizes, default=None)
         if most is not None and (need := budget.need(graph, graph.full())) > most:
-            how = budget.execution.activation_checkpointing
+            how = None if budget.lean else budget.execution.activation_checkpointing
             recomputed = "" if how is None else f" with activation checkpointing {how}"
             raise Infeasible(
                 f"fedavg trains the full model, and no device can hold it: it needs {need} bytes{recomputed}, "
-                f"{need - most} more than the largest budget of {most}; give a larger budget or a micro-batch, or "
-                "choose slt or small"
+                f"{need - most} more than the largest budget of {most}"
             )
         return super().from_budget(graph, budget)
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from strata.core.errors import BadInput
 from strata.core.importing import find
+from strata.methods.auto import Auto
 from strata.methods.base import Method
 from strata.methods.fd import FD
 from strata.methods.fedavg import FedAvg
@@ -46,11 +47,15 @@ register(FjORD)
 
 def method_class(name: str) -> type[Method]:
     """By its name here, or by where it is: `package.module:Class`."""
+    if name == Auto.name:
+        return Auto
     if name in METHODS:
         return METHODS[name]
     if ":" not in name:
         known = ", ".join(METHODS)
-        raise BadInput(f"there is no method {name!r}: choose one of {known}, or give your own as package.module:Class")
+        raise BadInput(
+            f"there is no method {name!r}: choose one of {known} or auto, or give your own as package.module:Class"
+        )
     found = find(name, "method", "package.module:Class, such as mypkg.methods:Mine", purpose="to train by")
     if not isinstance(found, type) or not issubclass(found, Method):
         raise BadInput(f"{name!r} is not a method: a subclass of strata.methods.Method")

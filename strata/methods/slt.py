@@ -29,6 +29,7 @@ from strata.planning.schedules import AVERAGINGS, DEFAULT_PATIENCE, FILLS, SCHED
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from strata.execution import Execution
     from strata.graph import ChannelGraph, Cut
     from strata.methods.aggregate import Aggregate
     from strata.methods.budget import Budget
@@ -108,6 +109,15 @@ class SLT(Method):
         levels = range(len(self.plan.levels)) if self.plan.levels else (None,)
         steps = range(len(self.plan.steps))
         return [max(count(self.plan.cut(step, level)) for step in steps) for level in levels]
+
+    def executed(self, budget: Budget) -> Self:
+        """The plan says it for each step."""
+        return self
+
+    def execution_for(self, round: int, device: int) -> Execution | None:
+        levels = len(self.plan.levels)
+        chosen = self.plan.execution_at(self.step(round), device % levels if levels else None)
+        return None if chosen == self.plan.execution else chosen
 
     @property
     def _stops_early(self) -> bool:

@@ -7,8 +7,9 @@ What it relies on (torch 2.x, CPU):
 - a node's incoming gradient and saved tensors go when it has run, before its results are handed on;
 - where gradients meet, the first one is added to in place if nothing else refers to it, it is dense and no view (a
   view keeps its base), otherwise a third tensor is made;
-- a parameter takes over the gradient it is given, unless that is laid out otherwise or shared: then it is copied; where
-  it has one already (of an earlier part of the batch), the new one is added to it and goes.
+- a parameter gets its gradient when all the places that use it have given theirs, and takes it over, unless it is laid
+  out otherwise or shared: then it is copied; where it has one already (of an earlier part of the batch), the new one is
+  added to it and goes; where gradients are released, its step is taken then and there, and the gradient goes.
 
 A segment (torch.utils.checkpoint, not re-entrant) keeps its inputs, and its nodes keep nothing. When backward comes to
 the first of them that needs something, the segment runs again, up to the last value that is kept; what it keeps now is
@@ -17,7 +18,9 @@ held until the node that it belongs to has run, and the inputs until the last su
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
+from itertools import zip_longest
 from math import prod
 
 Shape = tuple[int, ...]
@@ -101,6 +104,9 @@ class Simulation:
         self.references = [1]
         self.nodes: list[Node] = []
         self.viewed: set[int] = set()  # storages of which autograd knows a view
+        self.step: Callable[[int], int] | None = None  # where gradients are released: bytes that a step takes beside
+        self.given: dict[int, Gradients] = {}  # per parameter's storage, what arrived so far...
+        self.awaited: Counter[int] = Counter()  # ...and how many uses of it are still to give theirs
 
     # storages
 
@@ -203,6 +209,8 @@ class Simulation:
         """All of backward; the loss and its gradient go at the end."""
         if loss.node is None:
             return
+        edges = [edge for node in self.nodes for edge in node.inputs if edge is not None]
+        self.awaited = Counter(edge.storage for edge in edges if edge.parameter)
         seed = self.new(loss.shape, loss.itemsize)
         seed.uses += 1  # held by the caller
         loss.node.buffer[loss.port] = seed
@@ -224,9 +232,12 @@ class Simulation:
             if node.segment is not None:
                 node.segment.waiting -= 1
                 self.end(node.segment)
-            for edge, result in zip(node.inputs, results, strict=False):
-                if edge is not None and result is not None:
-                    self._hand_on(edge, result)
+            for edge, result in zip_longest(node.inputs, results):
+                if edge is not None and edge.parameter:
+                    self._give(edge, result)
+                elif edge is not None and result is not None:
+                    assert edge.node is not None
+                    self._meet(edge.node.buffer, edge.port, result)
         self.drop(seed)
         self.drop(loss)
 
@@ -264,26 +275,36 @@ class Simulation:
             return gradient
         return self.sum_to(gradient, edge.shape)
 
-    def _hand_on(self, edge: Value, gradient: Value) -> None:
-        if edge.parameter:
-            if self.accumulates:
-                self.drop(gradient)
-                return
-            if gradient.uses > 1 or not _same_layout(gradient.shape, gradient.strides, edge.strides):
-                copy = self.new(edge.shape, edge.itemsize, edge.strides)
-                self.drop(gradient)
-                gradient = copy
-            self.parameter_gradients += self.sizes[gradient.storage]
+    def _give(self, parameter: Value, gradient: Value | None) -> None:
+        buffer = self.given.setdefault(parameter.storage, [None])
+        if gradient is not None:
+            self._meet(buffer, 0, gradient)
+        self.awaited[parameter.storage] -= 1
+        whole = buffer[0]
+        if self.awaited[parameter.storage] or whole is None:
             return
-        assert edge.node is not None
-        buffer = edge.node.buffer
-        first = buffer[edge.port]
+        if self.accumulates:
+            self.drop(whole)
+            return
+        if whole.uses > 1 or not _same_layout(whole.shape, whole.strides, parameter.strides):
+            copy = self.new(parameter.shape, parameter.itemsize, parameter.strides)
+            self.drop(whole)
+            whole = copy
+        size = self.sizes[whole.storage]
+        self.parameter_gradients += size
+        if self.step is not None:
+            self.passing(self.step(size))
+            self.parameter_gradients -= size
+            self.drop(whole)
+
+    def _meet(self, buffer: Gradients, port: int, gradient: Value) -> None:
+        first = buffer[port]
         if first is None:
-            buffer[edge.port] = gradient
+            buffer[port] = gradient
             return
         alone = first.whole and first.uses == 1 and self.references[first.storage] == 1
         if not (alone and is_dense(first.shape, first.strides)):
-            buffer[edge.port] = self.new(first.shape, first.itemsize, elementwise_strides(first, gradient))
+            buffer[port] = self.new(first.shape, first.itemsize, elementwise_strides(first, gradient))
             self.drop(first)
         self.drop(gradient)
 
@@ -323,6 +344,11 @@ def is_channels_last(shape: Shape, strides: Strides) -> bool:
             return False
         lowest = strides[dim] * max(shape[dim], 1)
     return True
+
+
+def lie_alike(a: Value, b: Value) -> bool:
+    """Both with channels last, or neither: kernels copy one of two that do not."""
+    return is_channels_last(a.shape, a.strides) == is_channels_last(b.shape, b.strides)
 
 
 def is_dense(shape: Shape, strides: Strides) -> bool:

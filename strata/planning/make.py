@@ -7,11 +7,13 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from strata.core.errors import BadInput
+from strata.core.errors import BadInput, Infeasible
 from strata.core.sizes import at_least_one, parse_bytes, parse_ratio, parse_shape, several
 from strata.execution import ACCOUNTINGS, Execution, memory, scratch_bytes
 from strata.graph import ChannelGraph
 from strata.models.loading import check_float32
+from strata.planning.choosing import Chooser
+from strata.planning.executions import candidates
 from strata.planning.infeasible import PlanInfeasible, remedies, shortfall, smallest_budget
 from strata.planning.plans import Level, Plan, Step, request_json
 from strata.planning.pricing import Pricing
@@ -39,6 +41,8 @@ def plan(
     proximal: float = 0.0,
     activation_checkpointing: int | str | None = None,
     execution: Execution | None = None,
+    lean: bool = False,
+    chooser: Chooser | None = None,
     reserve: str | None = None,
 ) -> Plan:
     """The steps of Successive Layer Training within `budget` bytes ("24 MiB"), or within what the model scaled to the
@@ -48,7 +52,8 @@ def plan(
     `paper` (default with `constraint`). With `micro_batch` devices take so many samples of a batch at a time and sum
     the gradients; with `activation_checkpointing` they compute most activations anew. Give both to LocalTraining too.
     `proximal` counts the copy of the weights that FedProx keeps. An `execution` says all of this at once; as a
-    strata.training.LocalTraining it may have an optimizer of your own, and what that keeps is counted too. A
+    strata.training.LocalTraining it may have an optimizer of your own, and what that keeps is counted too.
+    With `lean` each step is executed in the cheapest way that fits (`chooser`: among these). A
     ChannelGraph may stand in for the model, to export it only once. `input_shape` is (3, 32, 32) if not given, or the
     ChannelGraph's own.
     reserve="scratch": library scratch, measured once per machine, has to fit into the budget too.
@@ -71,10 +76,18 @@ def plan(
             proximal=float(proximal),
         )
     graph = _graph(model, input_shape)
+    if lean and (budget is None or accounting != "peak"):
+        raise BadInput(
+            "lean chooses how steps are executed by the bytes that they take: give a budget, counted by peak"
+        )
+    if lean and reserve is not None:
+        raise BadInput("a reserve is measured for one execution, and lean has several: leave out one of them")
+    if lean and chooser is None:
+        chooser = Chooser(graph, candidates(graph, execution))
     check_reserve(reserve, () if budget is None else asked, accounting)
     made = partial(
         _plan, graph, execution=execution, accounting=accounting, rounds=rounds, schedule=schedule,
-        head_fraction=head_fraction, patience=patience, name=name or _name(model),
+        head_fraction=head_fraction, patience=patience, name=name or _name(model), chooser=chooser,
     )  # fmt: skip
     if reserve is None:
         return made(asked)
@@ -95,19 +108,20 @@ def _plan(
     head_fraction: float,
     patience: int,
     name: str,
+    chooser: Chooser | None,
 ) -> Plan:
-    price = Pricing(graph, execution, accounting)
+    price = Pricing(graph, execution, accounting, chooser)
     budgets = [ask if isinstance(ask, int) else price.of_width(ask) for ask in asked]
     weakest = min(budgets)
-    full_bytes = price.bytes(0, 0, 1.0)
-    configurations = search(price.bytes, graph.depth, price.scales, weakest)
+    full_bytes = price.memory(0, 0, 1.0).total
+    configurations = search(price.within(weakest), graph.depth, price.scales, weakest)
     if configurations is None:
         request = request_json(
             name, graph.classes, tuple(graph.input_shape), execution, accounting, schedule, weakest, full_bytes
         )
         raise _infeasible(price, weakest, request)
     if head_fraction < 1:
-        configurations = with_narrower_head(price.bytes, configurations, price.scales, weakest, head_fraction)
+        configurations = with_narrower_head(price.within(weakest), configurations, price.scales, weakest, head_fraction)
     levels = _device_levels(price, configurations, asked, budgets) if len(asked) > 1 else ()
     ends = until_rounds(schedule, price.trained_parameters, [c.scale for c in configurations], rounds)
     return Plan(
@@ -119,7 +133,9 @@ def _plan(
         schedule=schedule,
         budget_bytes=weakest,
         full_bytes=full_bytes,
-        steps=tuple(_step(price, n, c, end) for n, (c, end) in enumerate(zip(configurations, ends, strict=True))),
+        steps=tuple(
+            _step(price, n, c, end, weakest) for n, (c, end) in enumerate(zip(configurations, ends, strict=True))
+        ),
         levels=levels,
         patience=patience,
         rounds_in_all=rounds if schedule == "early-stopping" else None,
@@ -170,18 +186,34 @@ def _device_levels(
     levels = []
     for ask, budget in zip(asked, budgets, strict=True):
         weakest = budget == min(budgets)
-        k_frozen = [step.k_frozen if weakest else smallest_frozen(price.bytes, step, budget) for step in steps]
-        levels.append(Level(ask if isinstance(ask, float) else None, budget, tuple(k_frozen)))
+        k_frozen = [step.k_frozen if weakest else smallest_frozen(price.within(budget), step, budget) for step in steps]
+        where = [(frozen, step.k_trained, step.scale) for frozen, step in zip(k_frozen, steps, strict=True)]
+        executions = tuple(_own(price.execution_of(*one, budget), price.execution) for one in where)
+        levels.append(
+            Level(
+                ask if isinstance(ask, float) else None,
+                budget,
+                tuple(k_frozen),
+                executions if any(executions) else (),
+            )
+        )
     return tuple(levels)
 
 
-def _step(price: Pricing, number: int, configuration: Configuration, until_round: int | None) -> Step:
+def _step(price: Pricing, number: int, configuration: Configuration, until_round: int | None, budget: int) -> Step:
     where = (configuration.k_frozen, configuration.k_trained, configuration.scale)
-    memory = price.memory(*where)
+    execution = price.execution_of(*where, budget)
+    memory = price.memory(*where, execution)
     return Step(
         number, *where, memory.total, memory.weights, memory.gradients, memory.activations,
-        price.trained_parameters(*where), price.upload_bytes(*where), price.train_flops(*where), until_round,
+        price.trained_parameters(*where), price.upload_bytes(*where), price.train_flops(*where, execution), until_round,
+        memory.mapped, _own(execution, price.execution),
     )  # fmt: skip
+
+
+def _own(execution: Execution, plans: Execution) -> Execution | None:
+    """None where it is the plan's."""
+    return None if execution == plans else execution.alone
 
 
 def _infeasible(price: Pricing, budget: int, request: dict[str, object]) -> PlanInfeasible:
@@ -191,7 +223,8 @@ def _infeasible(price: Pricing, budget: int, request: dict[str, object]) -> Plan
         return shortfall(at.bytes, at.depth, narrowest, budget) is None
 
     short = shortfall(price.bytes, price.depth, narrowest, budget)
-    assert short is not None, "search and shortfall disagree"
+    if short is None:
+        raise Infeasible(f"no plan is within the ceiling of {price.chooser.ceilings}: raise it")
     smallest = smallest_budget(price.bytes, price.depth, narrowest)
     return PlanInfeasible(
         request,
@@ -200,7 +233,7 @@ def _infeasible(price: Pricing, budget: int, request: dict[str, object]) -> Plan
             smallest,
             price.execution.batch_size,
             lambda batch: fits(price.by(replace(price.execution, batch_size=batch, micro_batch=None))),
-            lambda part: fits(price.by(replace(price.execution, micro_batch=part))),
+            lambda part: fits(price.by(replace(price.execution, micro_batch=part, release_gradients=False))),
         ),
     )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from strata.core.errors import BadInput
@@ -38,6 +38,8 @@ class Step:
     upload_bytes: int
     train_flops_per_sample: int
     until_round: int | None  # exclusive; None: decided in training (early-stopping)
+    mapped_bytes: int = 0  # frozen weights in a file, whose pages need not stay in memory: not in memory_bytes
+    execution: Execution | None = None  # how it is taken, where that is not the plan's own way
 
 
 @dataclass(frozen=True)
@@ -47,6 +49,7 @@ class Level:
     constraint: float | None
     budget_bytes: int
     k_frozen: tuple[int, ...]  # per step
+    executions: tuple[Execution | None, ...] = ()  # per step, where each may have its own; None: the plan's
 
 
 @dataclass(frozen=True)
@@ -81,10 +84,7 @@ class Plan:
     @property
     def batch(self) -> str:
         """For people."""
-        batch, part = self.execution.batch_size, self.execution.micro_batch
-        parts = "" if part is None else f" in parts of {part}"
-        recomputed = "" if self.execution.activation_checkpointing is None else ", activations recomputed"
-        return f"{batch}{parts}{recomputed}"
+        return str(self.execution).removeprefix("batch ")
 
     @property
     def skipped(self) -> tuple[int, ...]:
@@ -108,8 +108,14 @@ class Plan:
         k_frozen = chosen.k_frozen if level is None else self.levels[level].k_frozen[step]
         return self.graph.slt(k_frozen, chosen.k_trained, chosen.scale)
 
+    def execution_at(self, step: int, level: int | None = None) -> Execution:
+        """How a device of this level takes this step; without a level, the weakest."""
+        several = () if level is None else self.levels[level].executions
+        own = several[step] if several else self.steps[step].execution
+        return own or self.execution
+
     def to_json(self) -> dict[str, Any]:
-        levels = {"levels": [asdict(level) | {"k_frozen": list(level.k_frozen)} for level in self.levels]}
+        levels = {"levels": [self._level_json(level) for level in self.levels]}
         return {
             **request_json(
                 self.model,
@@ -124,25 +130,42 @@ class Plan:
             "feasible": True,
             **({} if self.rounds_in_all is None else {"rounds": self.rounds_in_all}),
             **({} if self.reserve is None else {"reserve": self.reserve}),
-            "steps": [asdict(step) for step in self.steps],
+            "steps": [self._step_json(step) for step in self.steps],
             **(levels if self.levels else {}),
         }
+
+    def _step_json(self, step: Step) -> dict[str, Any]:
+        values = {one.name: getattr(step, one.name) for one in fields(Step) if one.name != "execution"}
+        if not step.mapped_bytes:
+            del values["mapped_bytes"]
+        return values if step.execution is None else values | {"execution": self._changes(step.execution)}
+
+    def _level_json(self, level: Level) -> dict[str, Any]:
+        values = {
+            "constraint": level.constraint, "budget_bytes": level.budget_bytes, "k_frozen": list(level.k_frozen)
+        }  # fmt: skip
+        return values | ({"executions": list(map(self._changes, level.executions))} if level.executions else {})
+
+    def _changes(self, execution: Execution | None) -> dict[str, Any]:
+        """Where it is not as the plan's own."""
+        return {} if execution is None else execution.differences(self.execution)
 
     @staticmethod
     def from_json(data: Any, graph: ChannelGraph, patience: int = DEFAULT_PATIENCE) -> Plan:
         """A plan that to_json wrote, for the model it was made for."""
         try:
+            execution = _execution(data)
             plan = Plan(
                 model=str(data["model"]),
                 classes=int(data["classes"]),
                 input_shape=tuple(map(int, data["input"])),
-                execution=_execution(data),
+                execution=execution,
                 accounting=str(data["accounting"]),
                 schedule=str(data["schedule"]),
                 budget_bytes=int(data["budget_bytes"]),
                 full_bytes=int(data["full_bytes"]),
-                steps=tuple(map(_step, data["steps"])),
-                levels=tuple(map(_level, data.get("levels", ()))),
+                steps=tuple(_step(one, execution) for one in data["steps"]),
+                levels=tuple(_level(one, execution) for one in data.get("levels", ())),
                 patience=patience,
                 rounds_in_all=_maybe(int, data.get("rounds")),
                 reserve=_maybe(str, data.get("reserve")),
@@ -183,13 +206,28 @@ def _execution(data: Any) -> Execution:
     return Execution(**{**asked, "batch_size": int(data["batch"])})
 
 
-def _step(data: Any) -> Step:
-    numbers = {f.name: int(data[f.name]) for f in fields(Step) if f.name not in ("scale", "until_round")}
-    return Step(**numbers, scale=parse_ratio(data["scale"], "a scale"), until_round=_maybe(int, data["until_round"]))
+def _step(data: Any, execution: Execution) -> Step:
+    others = ("scale", "until_round", "mapped_bytes", "execution")
+    numbers = {f.name: int(data[f.name]) for f in fields(Step) if f.name not in others}
+    return Step(
+        **numbers,
+        scale=parse_ratio(data["scale"], "a scale"),
+        until_round=_maybe(int, data["until_round"]),
+        mapped_bytes=int(data.get("mapped_bytes", 0)),
+        execution=_changed(execution, data.get("execution")),
+    )
 
 
-def _level(data: Any) -> Level:
-    return Level(_maybe(float, data["constraint"]), int(data["budget_bytes"]), tuple(map(int, data["k_frozen"])))
+def _level(data: Any, execution: Execution) -> Level:
+    k_frozen = tuple(map(int, data["k_frozen"]))
+    executions = tuple(_changed(execution, one or None) for one in data.get("executions", ()))
+    if executions and len(executions) != len(k_frozen):
+        raise ValueError(f"{len(executions)} executions of a level with {len(k_frozen)} steps")
+    return Level(_maybe(float, data["constraint"]), int(data["budget_bytes"]), k_frozen, executions)
+
+
+def _changed(execution: Execution, changes: Any) -> Execution | None:
+    return None if changes is None else replace(execution, **changes)
 
 
 def _maybe(kind: Callable[[Any], T], value: Any) -> T | None:
@@ -216,12 +254,5 @@ def request_json(
         "schedule": schedule,
         "budget_bytes": budget_bytes,
         "full_bytes": full_bytes,
-        **_otherwise(execution),
+        **execution.differences(Execution(execution.batch_size)),  # beside the batch, where it is not the usual way
     }
-
-
-def _otherwise(execution: Execution) -> dict[str, Any]:
-    """How steps are taken, beside the batch, where it is not the usual way."""
-    usual = Execution()
-    names = [name for name in settings_of(Execution) if name != "batch_size"]
-    return {name: getattr(execution, name) for name in names if getattr(execution, name) != getattr(usual, name)}

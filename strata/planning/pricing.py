@@ -1,4 +1,5 @@
-"""What a configuration of one model costs under one execution; remembered, as the search asks often."""
+"""What a configuration of one model costs under one execution, or by the cheapest of several; remembered, as the search
+asks often."""
 
 from __future__ import annotations
 
@@ -6,8 +7,9 @@ from functools import cache
 from math import prod
 from typing import TYPE_CHECKING
 
-from strata.execution import flops, memory, traffic
-from strata.planning.search import distinct_scales
+from strata.execution import flops, traffic
+from strata.planning.choosing import Chooser
+from strata.planning.search import Bytes, distinct_scales
 
 if TYPE_CHECKING:
     from strata.execution import Execution, Memory
@@ -15,18 +17,39 @@ if TYPE_CHECKING:
 
 
 class Pricing:
-    def __init__(self, graph: ChannelGraph, execution: Execution, accounting: str) -> None:
+    """`chooser`: over further executions, where each configuration may have its own."""
+
+    def __init__(
+        self, graph: ChannelGraph, execution: Execution, accounting: str, chooser: Chooser | None = None
+    ) -> None:
         self.graph, self.execution, self.accounting = graph, execution, accounting
+        self.chooser = chooser or Chooser(graph, (execution,), accounting)
         self.depth = graph.depth
         self.scales = distinct_scales(graph.widths)
         self.cut = cache(graph.slt)
-        self.memory = cache(self._memory)
 
     def bytes(self, k_frozen: int, k_trained: int, scale: float) -> int:
-        return self.memory(k_frozen, k_trained, scale).total
+        """The fewest in which it trains."""
+        return self.chooser.least(self.cut(k_frozen, k_trained, scale))
+
+    def within(self, budget: int) -> Bytes:
+        """For a search, which only asks whether it fits: where one of several executions does, none of the others
+        need be counted."""
+        if len(self.chooser.executions) == 1:
+            return self.bytes
+        return lambda *where: 0 if self.chooser.fits(self.cut(*where), budget) else budget + 1
+
+    def execution_of(self, k_frozen: int, k_trained: int, scale: float, budget: int) -> Execution:
+        """The cheapest within the budget; the one that was asked for, where none is."""
+        if len(self.chooser.executions) == 1:
+            return self.execution
+        return self.chooser.fitting(self.cut(k_frozen, k_trained, scale), budget) or self.execution
+
+    def memory(self, k_frozen: int, k_trained: int, scale: float, execution: Execution | None = None) -> Memory:
+        return self.chooser.memory(self.cut(k_frozen, k_trained, scale), execution or self.execution)
 
     def of_cut(self, cut: Cut) -> Memory:
-        return memory(self.graph, cut, self.execution, self.accounting)
+        return self.chooser.memory(cut, self.execution)
 
     def of_width(self, constraint: float) -> int:
         """What the width-scaled model of this ratio needs: a constraint in bytes."""
@@ -39,12 +62,9 @@ class Pricing:
     def upload_bytes(self, k_frozen: int, k_trained: int, scale: float) -> int:
         return traffic(self.graph, self.cut(k_frozen, k_trained, scale)).upload
 
-    def train_flops(self, k_frozen: int, k_trained: int, scale: float) -> int:
-        return flops(self.graph, self.cut(k_frozen, k_trained, scale), self.execution).real_train
+    def train_flops(self, k_frozen: int, k_trained: int, scale: float, execution: Execution | None = None) -> int:
+        return flops(self.graph, self.cut(k_frozen, k_trained, scale), execution or self.execution).real_train
 
     def by(self, execution: Execution) -> Pricing:
         """The same model, executed otherwise."""
         return Pricing(self.graph, execution, self.accounting)
-
-    def _memory(self, k_frozen: int, k_trained: int, scale: float) -> Memory:
-        return self.of_cut(self.cut(k_frozen, k_trained, scale))

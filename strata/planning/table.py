@@ -71,6 +71,17 @@ def _steps(plan: Plan, wide: bool, scratch: Sequence[int] | None) -> Table:
     return table
 
 
+def _executions(plan: Plan) -> list[str]:
+    """Steps that follow each other and are taken alike share a line."""
+    said: list[tuple[str, list[int]]] = []
+    for number, step in enumerate(plan.steps):
+        how = str(plan.execution_at(number))
+        if not said or said[-1][0] != how:
+            said.append((how, []))
+        said[-1][1].append(step.step)
+    return [f"Step {_layers(steps[0], steps[-1])}: {how}." for how, steps in said]
+
+
 def _rounds(start: int, step: Step) -> str:
     if step.until_round is None:
         return "open"
@@ -96,10 +107,17 @@ def _notes(plan: Plan, scratch: Sequence[int] | None) -> list[Text]:
         notes.append(
             f"Step 0 pre-trains the thin model; from step {plan.steps[-1].step} on, the rest trains at full width."
         )
+    if any(step.execution for step in plan.steps):
+        notes += _executions(plan)
     activations = sum(step.activations_bytes for step in plan.steps) / sum(step.memory_bytes for step in plan.steps)
     notes.append(
         f"Activations are {activations:.0%} of the memory; the rest is weights and gradients. MFLOP: to train a sample."
     )
+    mapped = max(step.mapped_bytes for step in plan.steps)
+    if mapped:
+        notes.append(
+            f"Up to {show_bytes(mapped)} of frozen weights are in a mapped file: they need not stay in memory."
+        )
     if scratch and plan.accounting == "peak":
         total, step = max((step.memory_bytes + scratch[step.step], step.step) for step in plan.steps)
         notes.append(

@@ -20,8 +20,10 @@ import torch
 from torch import nn
 
 from strata.core.errors import one_line
-from strata.execution import Execution, backward, measure_cut, memory, training_forward
-from strata.execution.measured import Forward
+from strata.execution import Execution, measure_cut, memory, training_forward
+from strata.execution.accountings import built
+from strata.execution.mapped import is_mapped
+from strata.execution.measured import Forward, example_batch, training_step
 from strata.execution.scratch import remember_scratch
 from strata.graph import ChannelGraph, Cut
 from strata.models.loading import load_model
@@ -37,10 +39,11 @@ def serve() -> None:
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "w", buffering=1)
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     torch.set_num_threads(1)
-    shape, execution = tuple(request["input"]), Execution(**request["execution"])
+    shape = tuple(request["input"])
     graph = ChannelGraph(load_model(request["model"], request["classes"], shape), input_shape=shape)
-    for step, *rest in request["steps"]:
+    for step, *rest, settings in request["steps"]:
         where: Where = tuple(rest)
+        execution = Execution(**settings)
         cut = graph.slt(*where)
         trial = {
             "step": step, "k_frozen": where[0], "k_trained": where[1], "scale": where[2],
@@ -66,31 +69,30 @@ def train_capped(graph: ChannelGraph, cut: Cut, execution: Execution, allowance:
     A step without the limit goes before: what torch and oneDNN load and compile once is the runtime's, not the
     model's. Its tensors have gone back to the kernel when the baseline is read.
     """
-    model = graph.submodel(cut)
+    model, last = built(graph, cut, execution)
     forward = training_forward(graph, cut, model, execution)
-    train(model, graph, execution, forward, steps=1)
+    train(model, graph, execution, forward, last, steps=1)
     model.zero_grad()
     gc.collect()
     ctypes.CDLL(None).malloc_trim(0)
-    tensors = [*model.parameters(), *model.buffers()]
+    tensors = [one for one in (*model.parameters(), *model.buffers()) if not is_mapped(one)]
     baseline = data_bytes() - sum(tensor.numel() * tensor.element_size() for tensor in tensors)
     cap = baseline + allowance
     say({"baseline_bytes": baseline, "cap_bytes": cap})
     resource.setrlimit(resource.RLIMIT_DATA, (cap, cap))
-    train(model, graph, execution, forward, steps=2)  # in the second momentum is there
+    train(model, graph, execution, forward, last, steps=2)  # in the second momentum is there
 
 
-def train(model: nn.Module, graph: ChannelGraph, execution: Execution, forward: Forward | None, steps: int) -> None:
-    trained = [p for p in model.parameters() if p.requires_grad]
-    optimizer = torch.optim.SGD(trained, 0.01, execution.momentum, weight_decay=execution.weight_decay)
+def train(
+    model: nn.Module, graph: ChannelGraph, execution: Execution, forward: Forward | None, last: bool, steps: int
+) -> None:
     generator = torch.Generator().manual_seed(0)
-    inputs = graph.inputs.example(execution.batch_size)
+    inputs = example_batch(graph.inputs, execution, last)
     labels = torch.randint(graph.classes, (execution.batch_size,), generator=generator)
+    _, step = training_step(model, inputs, labels, execution, forward)
     model.train()
     for _ in range(steps):
-        optimizer.zero_grad()
-        backward(model, inputs, labels, execution, forward)
-        optimizer.step()
+        step()
 
 
 def in_fork(work: Callable[[Say], None]) -> dict[str, Any]:

@@ -61,11 +61,14 @@ class Trial:
 
 def verify(plan: Plan, model: str, classes: int | None, hard_cap: bool = False) -> Iterator[Trial]:
     """One Trial per step, then the whole model, as they finish. `model` is its name, as `strata plan --model` takes."""
-    steps = [(s.step, s.k_frozen, s.k_trained, s.scale) for s in plan.steps]
+    steps = [
+        (s.step, s.k_frozen, s.k_trained, s.scale, asdict(plan.execution_at(number)))
+        for number, s in enumerate(plan.steps)
+    ]
     if len(steps) > 1:  # otherwise the plan itself is the whole model
-        steps.append((FULL, 0, 0, 1.0))
+        steps.append((FULL, 0, 0, 1.0, asdict(plan.execution)))
     request = {
-        "model": model, "classes": classes, "input": plan.input_shape, "execution": asdict(plan.execution),
+        "model": model, "classes": classes, "input": plan.input_shape,
         "hard_cap": hard_cap, "allowance": plan.budget_bytes + margin_bytes(plan),
         "steps": steps,
     }  # fmt: skip

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from strata.core import pictures
-from strata.core.pictures import EMPTY, FROZEN, HEAD, INK, PAPER, PARTS_OF_MEMORY, TRAINED, blank
+from strata.core.pictures import EMPTY, INK, PAPER, blank
 from strata.results.figures import KINDS, band
 
 if TYPE_CHECKING:
@@ -17,6 +17,17 @@ if TYPE_CHECKING:
 
 PageData = Mapping[str, Any]
 DPI = 300  # they are small
+FROZEN = "#aeb7c4"
+STRENGTHS = {
+    "weights": 0.95,
+    "gradients": 0.6,
+    "activations": 0.3,
+}  # of the method's colour, which says the method only
+LINES, MARKS = ("-", (0, (4, 2)), (0, (1, 1.5)), (0, (4, 1.5, 1, 1.5))), "osD^X"  # of a method that comes several times
+PRICES = {  # key of a group, label
+    "bytes": ("peak_bytes", "measured peak of a device"),
+    "sent": ("upload_bytes", "uploaded by all devices"),
+}
 AXES = {  # key in a curve, label, and what one unit of the label is
     "rounds": ("rounds", "round", 1.0),
     "upload": ("upload_bytes", "uploaded by all devices, GiB", 2.0**30),
@@ -41,6 +52,9 @@ def _figures(data: PageData) -> Iterator[tuple[str, Callable[[], Figure]]]:
     if any(group["curve"]["rounds"] for group in groups):
         for name in AXES:
             yield f"accuracy-{name}", partial(accuracy, data, name)
+    if len(_judged(groups)) > 1:
+        for name in PRICES:
+            yield f"accuracy-{name}", partial(price, data, name)
     if any(len(group["memory"]["steps"]) > 1 for group in groups):
         yield "steps", partial(steps, data)
     for number, group in enumerate(groups):
@@ -72,7 +86,8 @@ def accuracy(data: PageData, axis: str) -> Figure:
         curve = group["curve"]
         x, y = [value / unit for value in curve[key]], [100 * value for value in curve["mean"]]
         spread = [100 * (value or 0.0) for value in curve["std"]]
-        band(axes, x, y, spread, color=group["colour"], label=group["label"])
+        line = LINES[group["nth"] % len(LINES)]
+        band(axes, x, y, spread, color=group["colour"], linestyle=line, label=group["label"])
     axes.set(xlabel=label, ylabel="test accuracy, %")
     if axis == "rounds":
         axes.locator_params(axis="x", integer=True)
@@ -80,6 +95,29 @@ def accuracy(data: PageData, axis: str) -> Figure:
     axes.set_xlim(left=0)
     if len(data["groups"]) > 1:
         axes.legend()
+    return figure
+
+
+def _judged(groups: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    return [group for group in groups if group["accuracy"] is not None and group["peak_bytes"]]
+
+
+def price(data: PageData, name: str) -> Figure:
+    """Accuracy against what it costs: a point for each group."""
+    key, label = PRICES[name]
+    figure, axes = blank(3.6, 2.5)
+    groups = [group for group in _judged(data["groups"]) if group[key]]
+    most = max(group[key] for group in groups)
+    unit, unit_name = (2**30, "GiB") if most >= 2**30 else (2**20, "MiB") if most >= 2**20 else (2**10, "KiB")
+    for group in groups:
+        x, y, spread = group[key] / unit, 100 * group["accuracy"], 100 * (group["accuracy_std"] or 0)
+        mark = MARKS[group["nth"] % len(MARKS)]
+        axes.errorbar([x], [y], [spread] if spread else None, fmt=mark, color=group["colour"], markersize=6, capsize=2)
+        right = group[key] > 0.6 * most
+        place: dict[str, Any] = {"textcoords": "offset points", "ha": "right" if right else "left", "va": "center"}
+        axes.annotate(group["label"], (x, y), (-7 if right else 7, 0), fontsize=7, color=INK, **place)
+    axes.set(xlabel=f"{label}, {unit_name}", ylabel="test accuracy, %", xlim=(0, 1.1 * most / unit))
+    axes.margins(y=0.2)
     return figure
 
 
@@ -102,7 +140,8 @@ def memory(group: Mapping[str, Any]) -> Figure:
     most = max([*group["memory"]["budgets"], *(row.get(k) or 0 for row in rows for k in ("memory_bytes", "measured"))])
     unit, unit_name = (2**20, "MiB") if most >= 2**20 else (2**10, "KiB")
     numbers, bottom = [row["step"] for row in rows], [0.0] * len(rows)
-    for part, colour in PARTS_OF_MEMORY.items():
+    for part, strength in STRENGTHS.items():
+        colour = _mixed(group["colour"], strength, PAPER)
         sizes = [(row.get(f"{part}_bytes") or 0) / unit for row in rows]
         if any(sizes):
             width = 0.8 if len(rows) > 1 else 0.3
@@ -113,9 +152,9 @@ def memory(group: Mapping[str, Any]) -> Figure:
     if known:
         axes.plot(*zip(*known, strict=True), "D", color=INK, markersize=3.5, label="measured, largest device")
     for size in group["memory"]["budgets"]:
-        axes.axhline(size / unit, color=TRAINED, linewidth=1.2, linestyle=(0, (4, 2)))
+        axes.axhline(size / unit, color=INK, linewidth=1.2, linestyle=(0, (4, 2)))
         place: dict[str, Any] = {"xycoords": ("axes fraction", "data"), "textcoords": "offset points"}
-        axes.annotate("budget", (1, size / unit), xytext=(0, 2), ha="right", color=TRAINED, fontsize=8, **place)
+        axes.annotate("budget", (1, size / unit), xytext=(0, 2), ha="right", color=INK, fontsize=8, **place)
     axes.set_axisbelow(True)
     axes.set(xlabel="step", ylabel=unit_name, title=group["label"])
     axes.set_ylim(0, 1.12 * most / unit)
@@ -130,7 +169,6 @@ def parameters(group: Mapping[str, Any]) -> Figure:
     """Layers over rounds: frozen, trained in full, trained in part (the fuller, the wider)."""
     if group["parts"].get("watched") is not None:
         return channels(group)
-    from matplotlib.colors import to_rgb
     from matplotlib.patches import Patch
 
     parts = group["parts"]
@@ -141,10 +179,9 @@ def parameters(group: Mapping[str, Any]) -> Figure:
         colours = []
         for layer in frame["layers"]:
             share = layer["share"]
-            full = FROZEN if layer["frozen"] else TRAINED if share > 0.999 else HEAD
+            full = FROZEN if layer["frozen"] else group["colour"]
             strength = 1.0 if layer["frozen"] or share > 0.999 else 0.22 + 0.78 * math.sqrt(share)  # width squared
-            mixed = zip(to_rgb(full), to_rgb(EMPTY), strict=True)
-            colours.append([strength * a + (1 - strength) * b for a, b in mixed])
+            colours.append(_mixed(full, strength, EMPTY))
         box: dict[str, Any] = {"align": "edge", "edgecolor": PAPER, "linewidth": 0.25}
         start, width = frame["round"], end - frame["round"]
         axes.bar([start] * depth, [1.0] * depth, bottom=range(depth), width=width, color=colours, **box)
@@ -157,7 +194,8 @@ def parameters(group: Mapping[str, Any]) -> Figure:
         axes.set_yticks([k - 0.5 for k in (*ticks, depth)], [*map(str, ticks), parts["layers"][-1]["name"]])
     else:
         axes.set_yticks([0.5], [parts["layers"][0]["name"]])
-    kinds = ((TRAINED, "trains in full"), (HEAD, "trains in part"), (FROZEN, "frozen"))
+    part = _mixed(group["colour"], 0.45, EMPTY)
+    kinds = ((group["colour"], "trains in full"), (part, "trains in part"), (FROZEN, "frozen"))
     handles = [Patch(color=color, label=label) for color, label in kinds]
     figure.legend(handles=handles, loc="outside lower center", ncols=3, handlelength=1.0, columnspacing=1.0)
     return figure
@@ -172,9 +210,8 @@ def channels(group: Mapping[str, Any]) -> Figure:
     for frame, end in zip(parts["frames"], ends, strict=True):
         layer = frame["layers"][at]
         box: dict[str, Any] = {"width": end - frame["round"], "align": "edge", "edgecolor": PAPER, "linewidth": 0.2}
-        colour = TRAINED if layer["share"] > 0.999 else HEAD
         for low, high in layer["kept"]:
-            axes.bar(frame["round"], (high - low) * width, bottom=low * width, color=colour, **box)
+            axes.bar(frame["round"], (high - low) * width, bottom=low * width, color=group["colour"], **box)
     drawn = f" ({len(parts['frames'])} of {parts['rounds']} are drawn)" if parts["thinned"] else ""
     axes.set(xlabel=f"round{drawn}", ylabel=f"channel of {parts['layers'][at]['name']}", title=group["label"])
     axes.set(xlim=(0, parts["rounds"]), ylim=(0, width), facecolor=EMPTY)
@@ -190,7 +227,7 @@ def per_class(data: PageData) -> Figure:
     nan = float("nan")
     values = [[nan if value is None else 100 * value for value in group["per_class"]] for group in groups]
     values = [row + [nan] * (most - len(row)) for row in values]
-    axes.imshow(values, cmap=pictures.ramp(), vmin=0, vmax=100, aspect="auto")
+    axes.imshow(values, cmap="Greys", vmin=0, vmax=100, aspect="auto")
     if most <= 20:
         for y, row in enumerate(values):
             for x, value in enumerate(row):
@@ -216,6 +253,13 @@ def holdings(one: Mapping[str, Any]) -> Figure:
     return figure
 
 
+def _mixed(colour: str, strength: float, ground: str) -> tuple[float, float, float]:
+    from matplotlib.colors import to_rgb
+
+    one, other, three = (strength * a + (1 - strength) * b for a, b in zip(to_rgb(colour), to_rgb(ground), strict=True))
+    return one, other, three
+
+
 def _bare(axes: Axes) -> None:
     axes.grid(False)
     axes.tick_params(length=0)
@@ -223,4 +267,4 @@ def _bare(axes: Axes) -> None:
         spine.set_visible(False)
 
 
-__all__ = ["accuracy", "channels", "files", "holdings", "memory", "parameters", "per_class", "steps"]
+__all__ = ["accuracy", "channels", "files", "holdings", "memory", "parameters", "per_class", "price", "steps"]

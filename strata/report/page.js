@@ -89,6 +89,9 @@
   const running = (values) => { let top = -Infinity; return values.map((value) => (value == null ? null : (top = Math.max(top, value)))); };
   const summed = (values) => { let sum = 0; return values.map((value) => (sum += value || 0)); };
 
+  // of a method that is there several times: its shade, and these
+  const DASHES = ["solid", "dash", "dot", "dashdot"], SYMBOLS = ["circle", "square", "diamond", "triangle-up", "x"];
+
   // The lines of a run or of a group's mean, in the chosen axes: {x, y, std}
   function line(source, group) {
     const kind = AXES[state.x];
@@ -146,12 +149,41 @@
       }
       traces.push({
         type: "scatter", mode: y.length > 60 ? "lines" : "lines+markers", x: xs, y: ys, name: plain(group.label), customdata: std.map((s) => (s == null ? "" : " ± " + (factor * s).toFixed(isAccuracy ? 1 : 3))),
-        line: { width: 2.6, color: group.colour }, marker: { size: 5, color: group.colour },
+        line: { width: 2.6, color: group.colour, dash: DASHES[group.nth % DASHES.length] }, marker: { size: 5, color: group.colour, symbol: SYMBOLS[group.nth % SYMBOLS.length] },
         hovertemplate: `<b>${plain(short(group.label, 40))}</b><br>%{y:.${isAccuracy ? 1 : 3}f}%{customdata}${isAccuracy ? " %" : ""} at %{x:.4~g}${name ? " " + name : ""}<extra></extra>`,
       });
     }
     const y = isAccuracy ? axis("test accuracy, %", { rangemode: "tozero" }) : axis("training loss");
     return [traces, layout(400, { xaxis: axis(kind.name + (name ? ", " + name : ""), { rangemode: "tozero" }), yaxis: y })];
+  }
+
+  // where each point's text stands so that no two lie on each other, nor on a point: the first place that is free
+  const PLACES = [["middle right", 0, -0.5], ["middle left", -1, -0.5], ["top right", 0, -1.25], ["bottom right", 0, 0.25], ["top left", -1, -1.25], ["bottom left", -1, 0.25], ["top center", -0.5, -1.6], ["bottom center", -0.5, 0.6]];
+  function places(points, texts, width) {
+    const high = 15, taken = points.map(([x, y]) => [x - 8, y - 8, x + 8, y + 8]);
+    return points.map(([x, y], i) => {
+      const wide = 6.6 * texts[i].length, box = ([, dx, dy]) => { const left = x + dx * wide + (dx === 0 ? 10 : dx === -1 ? -10 : 0), top = y + dy * high; return [left, top, left + wide, top + high]; };
+      const meets = (a, b) => a[0] < b[2] && b[0] < a[2] && a[1] < b[3] && b[1] < a[3];
+      const free = PLACES.find((place) => { const own = box(place); return own[0] >= 0 && own[2] <= width && taken.every((other, j) => j === i || !meets(own, other)); });
+      if (free) taken.push(box(free));
+      return free && free[0]; // none: the colours above and the cursor say it
+    });
+  }
+  function costChart(key, title) {
+    const groups = visible().filter((group) => group.accuracy != null && group[key]);
+    const [, name, by] = scaled(Math.max(1, ...groups.map((group) => group[key])), 1024, BYTES);
+    const accuracies = groups.map((group) => 100 * group.accuracy), low = Math.min(...accuracies), high = Math.max(...accuracies), room = Math.max(2, 0.25 * (high - low));
+    const most = Math.max(...groups.map((group) => group[key])) / by, bottom = Math.max(0, low - room), top = Math.min(100, high + room);
+    const width = phone() ? 250 : 470, texts = groups.map((group) => short(group.label, phone() ? 14 : 26));
+    const stands = places(groups.map((group) => [(width * group[key]) / by / (1.08 * most), (270 * (top - 100 * group.accuracy)) / (top - bottom)]), texts, width);
+    const traces = groups.map((group, i) => ({
+      type: "scatter", mode: "markers+text", x: [group[key] / by], y: [100 * group.accuracy], text: [stands[i] ? plain(texts[i]) : ""],
+      textposition: stands[i] || "middle right", textfont: { size: 12, color: colour("ink") }, cliponaxis: false,
+      marker: { size: 13, color: group.colour, symbol: SYMBOLS[group.nth % SYMBOLS.length], line: { width: 1.5, color: colour("card") } },
+      error_y: { type: "data", array: [100 * (group.accuracy_std || 0)], visible: group.accuracy_std != null, color: group.colour, thickness: 1.4, width: 4 },
+      hovertemplate: `<b>${plain(short(group.label, 60))}</b><br>%{y:.1f} % at %{x:.4~g} ${name}<extra></extra>`,
+    }));
+    return [traces, layout(340, { xaxis: axis(`${title}, ${name}`, { range: [0, 1.08 * most] }), yaxis: axis("test accuracy, %", { range: [bottom, top] }) })];
   }
 
   function stepsChart() {
@@ -165,7 +197,8 @@
     return [traces, layout(410, { xaxis: axis("round", { rangemode: "tozero" }), yaxis: axis("step", { rangemode: "tozero" }) })];
   }
 
-  const PARTS = [["weights_bytes", "weights", "frozen"], ["gradients_bytes", "gradients", "accent"], ["activations_bytes", "activations", "head"]];
+  // colours say the method: what it is made of is told by strength
+  const PARTS = [["weights_bytes", "weights", 0.95], ["gradients_bytes", "gradients", 0.6], ["activations_bytes", "activations", 0.3]];
   function memoryChart() {
     const all = state.memory === null, group = data.groups.find((one) => one.label === state.memory);
     const groups = all ? visible() : [group];
@@ -182,21 +215,21 @@
       traces.push({ ...measured, x, y: groups.map((one) => top(one, "measured")), customdata, hovertemplate: `<b>%{customdata[0]}</b><br>measured: %{y:.4~g} ${name}<extra></extra>` });
     } else {
       const steps = group.memory.steps, x = steps.map((step) => step.step);
-      for (const [key, text, fill] of PARTS) {
-        traces.push({ type: "bar", name: `${text} (${plain(group.memory.accounting || "?")} accounting)`, x, y: steps.map((s) => (s[key] == null ? null : s[key] / by)), marker: { color: tint(colour(fill), 0.85) }, hovertemplate: `step %{x}, ${text}: %{y:.4~g} ${name}<extra></extra>` });
+      for (const [key, text, strength] of PARTS) {
+        traces.push({ type: "bar", name: `${text} (${plain(group.memory.accounting || "?")} accounting)`, x, y: steps.map((s) => (s[key] == null ? null : s[key] / by)), marker: { color: tint(group.colour, strength) }, hovertemplate: `step %{x}, ${text}: %{y:.4~g} ${name}<extra></extra>` });
       }
       traces.push({ ...measured, x, y: steps.map((s) => (s.measured == null ? null : s.measured / by)), hovertemplate: `step %{x}, measured: %{y:.4~g} ${name}<extra></extra>` });
     }
     for (const size of new Set(groups.flatMap((one) => one.memory.budgets))) {
-      shapes.push({ type: "line", xref: "paper", x0: 0, x1: 1, y0: size / by, y1: size / by, line: { color: colour("trained"), width: 2, dash: "dash" } });
-      notes.push({ xref: "paper", x: 1, y: size / by, text: "budget " + bytes(size), showarrow: false, xanchor: "right", yanchor: "bottom", font: { color: colour("trained"), size: 12 } });
+      shapes.push({ type: "line", xref: "paper", x0: 0, x1: 1, y0: size / by, y1: size / by, line: { color: colour("ink"), width: 1.6, dash: "dash" } });
+      notes.push({ xref: "paper", x: 1, y: size / by, text: "budget " + bytes(size), showarrow: false, xanchor: "right", yanchor: "bottom", font: { color: colour("ink"), size: 12 } });
     }
     return [traces, layout(360, { barmode: "stack", shapes, annotations: notes, xaxis: axis(all ? "" : "step", all ? named(groups.map((one) => one.label), 22) : { dtick: group.memory.steps.length > 20 ? 5 : group.memory.steps.length > 1 ? 2 : 1 }),
       yaxis: axis(name, { rangemode: "tozero", range: [0, (most / by) * 1.12] }), ...(all ? {} : legend()) })];
   }
 
   const dark = () => root.dataset.theme === "dark";
-  const ramp = () => [[0, colour("empty")], [0.5, dark() ? "#1b5f56" : "#8ecfc0"], [1, dark() ? "#22967f" : "#11695b"]];
+  const ramp = () => [[0, colour("empty")], [0.5, dark() ? "#475469" : "#a9b3c2"], [1, dark() ? "#8f9cb2" : "#313c4f"]];
   const bar = (title, more = {}) => ({ thickness: 9, outlinewidth: 0, len: 0.9, tickfont: { size: 11, color: colour("soft") }, title: { text: title, side: "right", font: { size: 11, color: colour("soft") } }, ...more });
   function classChart() {
     const groups = visible().filter((group) => group.per_class.length), names = classNames(groups), few = names.length <= (phone() ? 12 : 24);
@@ -242,9 +275,9 @@
     pen.scale(ratio, ratio);
     pen.clearRect(0, 0, width, height);
     const gutter = 26, mapLeft = gutter, mapWidth = Math.round((width - gutter) * 0.56), netLeft = mapLeft + mapWidth + 18, netWidth = width - netLeft;
-    const ink = { frozen: colour("frozen"), trained: colour("trained"), head: colour("head"), empty: colour("empty"), soft: colour("soft"), card: colour("card"), ink: colour("ink") };
+    const ink = { frozen: colour("frozen"), trained: group.colour, empty: colour("empty"), soft: colour("soft"), card: colour("card"), ink: colour("ink") };
     const gap = unitHeight > 5 ? 1 : 0.4, top = (i) => (rows - 1 - i) * unitHeight; // the first layer lies at the bottom
-    const fill = (layer) => (layer.frozen ? ink.frozen : layer.share > 0.999 ? ink.trained : ink.head);
+    const fill = (layer) => (layer.frozen ? ink.frozen : ink.trained);
     // left: layers over rounds or, where all layers are treated alike, the channels of one over rounds
     const watched = parts.watched, area = height - 22;
     parts.frames.forEach((one, index) => {
@@ -337,8 +370,9 @@
       nets.push({ canvas, text, group });
     }
     const key = el("div", { class: "legend" });
-    for (const [name, says] of [["trained", "trains in full"], ["head", "trains in part (the stronger, the wider)"], ["frozen", "frozen"], ["empty", "not on the device"]]) {
-      const swatch = el("i"); swatch.style.background = `var(--${name})`; key.append(el("span", {}, swatch, says));
+    const own = visible().length === 1 ? visible()[0].colour : colour("ink"), where = visible().length === 1 ? "" : ", in the method's colour";
+    for (const [fill, says] of [[own, "trains in full" + where], [tint(own, 0.45), "trains in part (the stronger, the wider)"], ["var(--frozen)", "frozen"], ["var(--empty)", "not on the device"]]) {
+      const swatch = el("i"); swatch.style.background = fill; key.append(el("span", {}, swatch, says));
     }
     return section("Which parameters train when", "Left: over the rounds, the layers from input (bottom) to classifier (top); for methods that cut the width of all layers alike, the channels of one layer. Right: the layers and their channels on one device, the first asked in the chosen round.",
       key, el("div", { class: "scrub" }, play, slider, output), grid);
@@ -384,6 +418,13 @@
         choices([["rounds", "Rounds"], ["upload", "Upload"], ["flops", "FLOPs"], ["seconds", "Seconds"]], state.x, (value) => { state.x = value; one.draw(); }),
         tick("highest so far", "best", one.draw), several ? tick("each seed", "seeds", one.draw) : null),
       data.groups.length > 1 ? el("div", { class: "controls" }, ...chips) : null, one.place);
+  }
+  function costSection() {
+    if (data.groups.filter((group) => group.accuracy != null).length < 2) return null;
+    const list = el("ul", { class: "verdict" }, ...data.verdict.map((text) => el("li", { text })));
+    const seeds = data.groups.every((group) => group.counted.length < 2) ? " With one seed each, accuracies closer than half a point are called a tie." : " Accuracies within half a point or two standard errors are called a tie.";
+    return section("What accuracy costs", "True bytes: the measured peak of tensors on the largest device. Upload: of all devices, over all rounds." + seeds, list,
+      el("div", { class: "two plain" }, chart(() => costChart("peak_bytes", "measured peak of a device"), "bytes").place, chart(() => costChart("upload_bytes", "uploaded by all devices"), "sent").place));
   }
   function stepsSection() {
     const stepped = visible().filter((group) => group.memory.steps.length > 1);
@@ -452,7 +493,7 @@
     const old = main.querySelectorAll(".chart");
     const steps = data.groups.length ? stepsSection() : null;
     const blocks = data.groups.length
-      ? [cards(), accuracySection(), partsSection(), ...(steps ? [el("div", { class: "two" }, steps, memorySection())] : [memorySection()]), classSection(), dataSection(), failureSection(), settingsSection()]
+      ? [cards(), costSection(), accuracySection(), partsSection(), ...(steps ? [el("div", { class: "two" }, steps, memorySection())] : [memorySection()]), classSection(), dataSection(), failureSection(), settingsSection()].filter((block) => block != null)
       : [section("Waiting", "No run has begun in this folder yet.")];
     if (data.problems.length) blocks.push(section("What could not be read", null, ...data.problems.map((text) => el("p", { class: "note", text }))));
     const scroll = window.scrollY;

@@ -11,10 +11,11 @@ from typing import Any
 from strata import __version__
 from strata.report.reconstruction import Missing, Reconstruction
 from strata.report.trained_parts import parts_of
-from strata.results.appearance import colours_of, cycle
+from strata.results.appearance import shades_of
 from strata.results.curves import COSTS
 from strata.results.groups import Group, budget_text, drops, group_runs
 from strata.results.reading import RecordedRun, clean, listed, mapping, number, numbers, whole
+from strata.results.verdict import Candidate, in_words
 
 MOST_REASONS = 12
 LONGEST_REASON = 300
@@ -25,20 +26,37 @@ def page_data(
 ) -> dict[str, Any]:
     """Without a Reconstruction the parts that must be rebuilt, which takes seconds, are left for later."""
     groups = group_runs(runs)
-    chosen = _colours(groups)
-    shown = [_group(group, colour, rebuilt) for group, colour in zip(groups, chosen, strict=True)]
+    methods = [group.method for group in groups]
+    colours = shades_of(methods)
+    shown = [_group(group, colour, rebuilt) for group, colour in zip(groups, colours, strict=True)]
+    for place, group in enumerate(shown):
+        group["nth"] = methods[:place].count(methods[place])  # of its method
     value = {
         "title": clean(title),
         "made": time.strftime("%Y-%m-%d %H:%M"),
         "strata": __version__,
         "lead": _lead(runs),
         "groups": shown,
+        "verdict": verdict(shown),
         "data": _data(groups, rebuilt),
         "settings": _settings(groups),
         "problems": [f"{run.name}: {problem}" for run in runs for problem in run.problems],
     }
     made: dict[str, Any] = finite(value)
     return made
+
+
+def verdict(groups: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Who is the most accurate within which true bytes, and for which upload; nothing where there is one alone."""
+    said: list[str] = []
+    for key, within in (("peak_bytes", "within {} of true bytes on a device"), ("upload_bytes", "for {} of upload")):
+        known = [
+            Candidate(one["label"], one["accuracy"], one["accuracy_std"], len(one["counted"]), one[key])
+            for one in groups
+            if one["accuracy"] is not None and one[key]
+        ]
+        said += in_words(known, within) if len(known) > 1 else []
+    return said
 
 
 def finite(value: Any) -> Any:
@@ -50,12 +68,6 @@ def finite(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return [finite(item) for item in value]
     return value
-
-
-def _colours(groups: Sequence[Group]) -> list[str]:
-    """A method keeps its colour from report to report, where each method is there once."""
-    methods = [group.method for group in groups]
-    return colours_of(methods) if len(set(methods)) == len(methods) else cycle(len(groups))
 
 
 def _lead(runs: Sequence[RecordedRun]) -> list[str]:

@@ -7,6 +7,7 @@ alone. What a run folder names is never imported to find out.
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -16,6 +17,9 @@ if TYPE_CHECKING:
 OTHER_COLOURS = ("#4aa3d8", "#93a52c", "#b5603c", "#5a4fcf", "#2e8b57", "#b03a9c", "#7a5230")
 # for lines that are not one method each
 CYCLE = ("#e07a10", "#2f7ab8", "#1d9a85", "#8a63c7", "#cf4d76", "#a8861f", "#64708a", *OTHER_COLOURS)
+
+
+SHADES = (0.0, -0.4, 0.35, -0.62, 0.55)  # of a method that is there several times
 
 
 def _cards() -> Mapping[str, Card]:
@@ -45,6 +49,24 @@ def colours_of(methods: Sequence[str]) -> list[str]:
         free = [colour for colour in (first, *OTHER_COLOURS, *CYCLE) if colour not in chosen]
         chosen.append(free[0] if free else first)
     return chosen
+
+
+def shades_of(methods: Sequence[str]) -> list[str]:
+    """A colour for each, which says the method and nothing else: where one comes several times, in shades of it."""
+    own = dict(zip(dict.fromkeys(methods), colours_of(list(dict.fromkeys(methods))), strict=True))
+    seen: Counter[str] = Counter()
+    found = []
+    for method in methods:
+        found.append(_shade(own[method], SHADES[seen[method] % len(SHADES)]))
+        seen[method] += 1
+    return found
+
+
+def _shade(colour: str, by: float) -> str:
+    """Towards black (below 0) or white (above)."""
+    parts = [int(colour[place : place + 2], 16) for place in (1, 3, 5)]
+    mixed = (part + (255 - part) * by if by > 0 else part * (1 + by) for part in parts)
+    return "#" + "".join(f"{round(part):02x}" for part in mixed)
 
 
 def place_of(method: str) -> int:

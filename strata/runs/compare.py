@@ -30,7 +30,7 @@ def compare(
     _check(entries, seeds)
     config.check()
     runs = [
-        (entry, entry.of_config(config, seed=config.seed + number, **_not_for(entry.method)))
+        (entry, entry.of_config(config, seed=config.course.seed + number, **_not_for(entry.method)))
         for number in range(seeds)
         for entry in entries
     ]
@@ -42,7 +42,7 @@ def compare(
         show = display(progress)
         with _claimed(out, config, configs, {"methods": [entry.name for entry in entries], "seeds": seeds}):
             for entry, one in runs:
-                show.say(f"{entry.name}, seed {one.seed}")
+                show.say(f"{entry.name}, seed {one.course.seed}")
                 folder = _folder(out, entry, one)
                 resume = (folder / "config.json").exists()
                 launch(one, folder, resume=resume, progress=progress, resources=resources)
@@ -67,7 +67,7 @@ def _not_for(method: str) -> dict[str, Any]:
 
 
 def _folder(out: Path, entry: Entry, config: RunConfig) -> Path:
-    return out / entry.folder / f"seed-{config.seed}"
+    return out / entry.folder / f"seed-{config.course.seed}"
 
 
 def _check_folder(out: Path, config: RunConfig, configs: Mapping[Path, RunConfig]) -> None:
@@ -86,7 +86,7 @@ def _check_folder(out: Path, config: RunConfig, configs: Mapping[Path, RunConfig
         raise BadInput(f"{out} holds another comparison: {'; '.join(found)}. Choose another folder")
     for folder, one in configs.items():
         if (folder / "config.json").exists():
-            card = method_class(one.method).card
+            card = method_class(one.approach.method).card
             looked_at = [key for key in of_some_methods() if key in card.options]
             taken = [key for key, known in RunConfig.described().items() if known.part == "execution"]
             RunConfig.of_folder(folder, {key: getattr(one, key) for key in ("method", *taken, *looked_at)})

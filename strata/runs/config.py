@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from strata.federation.privacy import Privacy
     from strata.federation.robust import Robust
     from strata.federation.simulated_fleet import SimulatedFleet
+    from strata.planning.choosing import Ceilings
 
 FORMAT = 2  # of config.json; 1 had no number, and neither robust aggregation, privacy nor recomputation
 DEFAULT_ROUNDS = 500
@@ -102,6 +103,33 @@ class Approach(Component):
         simulated="it is measured on this machine, and devices have a margin of their own for it",
         since=2,
     )
+    lean: bool = setting(
+        False, "choose how each step is executed: the cheapest way that fits the budget (docs/memory.md)", since=2
+    )
+    max_flops: float | None = setting(
+        None,
+        "lean: of a training step, at most so many times the whole model's",
+        metavar="X",
+        above=0,
+        since=2,
+        needs=Needs("lean", instead="--max-flops is a limit for --lean: give that too, or leave it out"),
+    )
+    max_upload: int | None = setting(
+        None,
+        "lean: bytes that a device sends in a round, at most, e.g. 5MB",
+        metavar="SIZE",
+        parse=parse_bytes,
+        whole=True,
+        least=1024,
+        since=2,
+        needs=Needs("lean", instead="--max-upload is a limit for --lean: give that too, or leave it out"),
+    )
+
+    @property
+    def ceilings(self) -> Ceilings:
+        from strata.planning.choosing import Ceilings
+
+        return Ceilings(self.max_flops, self.max_upload)
 
 
 @dataclass(frozen=True)
@@ -517,7 +545,12 @@ class RunConfig(Tree):
 
         self.options.simulated_fleet()
         self.server.optimizer()
-        check_levels(self.approach.method, self.approach.constraints, self.approach.budgets, levels_needed)
+        approach = self.approach
+        check_levels(approach.method, approach.constraints, approach.budgets, levels_needed)
+        if approach.lean and (approach.constraints or approach.accounting == "paper"):
+            raise BadInput(
+                "--lean chooses how steps are executed by the bytes that they take: give a --budget, counted by peak"
+            )
 
     @classmethod
     def of_folder(cls, folder: Path, given: Mapping[str, Any]) -> Self:

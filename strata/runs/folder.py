@@ -27,6 +27,7 @@ from strata.core.errors import BadInput
 from strata.core.files import Lock, read_object, said_plainly, write_json
 from strata.core.settings import differences, settings_of
 from strata.data.objectives import Classification
+from strata.execution.execution import Execution
 from strata.runs.allowance import OVER
 from strata.runs.checkpoints import Checkpoints
 from strata.training.settings import cross_entropy
@@ -227,6 +228,9 @@ def describe_method(method: Method) -> dict[str, Any]:
         value = getattr(method, field.name)
         if field.name == "plan":
             described["plan"] = value.hash
+        elif field.name == "executions":
+            if value:  # each as it differs from the run's own
+                described[field.name] = [one and one.differences(Execution()) for one in value]
         elif field.metadata.get("since", 1) > 1 and value == field.default:
             continue  # such runs are described as before there was such a thing
         elif field.name not in ("graph", "progress"):

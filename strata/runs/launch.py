@@ -112,7 +112,7 @@ class Resources:
 
     def _whole(self, config: RunConfig, model: nn.Module) -> nn.Module:
         """The model that devices train parts of: as the method wants it."""
-        return prepared_model(method_class(config.method), model, self.data(config).inputs, config.seed)
+        return prepared_model(method_class(config.approach.method), model, self.data(config).inputs, config.course.seed)
 
     def data(self, config: RunConfig) -> FederatedData:
         key = (config.problem.data, config.problem.data_dir)
@@ -156,7 +156,8 @@ class Resources:
 
 def _own_model(config: RunConfig) -> tuple[str, int] | None:
     """What tells the models of methods apart that make one of their own."""
-    return (config.method, config.seed) if is_prepared(method_class(config.method)) else None
+    method = config.approach.method
+    return (method, config.course.seed) if is_prepared(method_class(method)) else None
 
 
 # --- the parts of a run --------------------------------------------------------------------------------------------
@@ -223,6 +224,8 @@ def make_method(config: RunConfig, graph: ChannelGraph) -> Method:
         seed=config.course.seed,
         accounting=approach.accounting,
         model_name=config.problem.model,
+        lean=approach.lean,
+        ceilings=approach.ceilings,
         reserve=approach.reserve,
         **{key: value for key, value in options.items() if value is not None},
     )

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -24,7 +25,7 @@ from strata.data.samples import same_inputs
 from strata.engines import Engine, InlineEngine, LocalEngine, default_workers
 from strata.engines.local import IN_WORKER
 from strata.engines.ray import Ray
-from strata.execution import memory
+from strata.execution import Execution, memory
 from strata.federation import privacy_accounting as accounting
 from strata.federation.aggregation import ServerOptimizer
 from strata.federation.jobs import DeviceProgram, TrainJob, cuts_of
@@ -61,6 +62,7 @@ def run(
     out: str | Path,
     constraint: float | Sequence[float] | None = None,
     budget: int | str | Sequence[int | str] | None = None,
+    reserve: str | None = None,
     rounds: int | None = None,
     partition: Partitions = "iid",
     training: LocalTraining | None = None,
@@ -78,18 +80,24 @@ def run(
     adjusted: Callable[[Method, int], Method] | None = None,
     pretrained: bool = False,
     server: ServerOptimizer | None = None,
+    lean: bool = False,
     **options: Any,
 ) -> Result:
     """Trains `model` over the fleet by `method` into the folder `out`.
 
     method: such as strata.SLT(plan), or a name or class with a `constraint` (0.25) or `budget` ("24 MiB"; several:
         levels).
-    partition: a name as on the command line, or sample indices per device.
+    lean: each step in the cheapest way that fits the budget; training says the rest.
+    reserve: "scratch": what libraries take beside a step, measured here, has to fit the budget too.
+    out: the run's folder. rounds: how many (the plan's, else 500).
+    partition: a name as on the command line, or sample indices per device. devices: of the fleet (100).
     training: how devices train; without it, as the plan says, with the data's own augmentation.
     optimizer: of devices, as a function of (parameters, learning rate); what it keeps counts in the budget. The same
         as LocalTraining(optimizer=...).
     resume: continue in `out`, to the bits of a run that never stopped.
     workers: worker processes, one per core; 0 does all work in this process. engine=Ray(...): on a Ray cluster.
+    checkpoint_every: rounds between checkpoints. progress: show them on stderr.
+    tensorboard, mlflow: write there too.
     callbacks: objects of classes made from strata.Callback (strata.runs.callbacks).
     adjusted: the method for each attempt at a round (a fleet's devices may change level).
     pretrained: the model's weights are trained ones, and a small model takes its part of them as they are.
@@ -118,8 +126,12 @@ def run(
             rounds=rounds or DEFAULT_ROUNDS,
             seed=options.get("seed", 0),
             model_name=type(model).__name__,
+            reserve=reserve,
+            lean=lean,
         )
-    elif constraint is not None or budget is not None:
+    elif lean:
+        raise BadInput("the method already knows how its steps are executed: give lean with a method's name only")
+    elif constraint is not None or budget is not None or reserve is not None:
         raise BadInput("the method already knows what devices can hold: give a constraint or budget with a name only")
     settings = RunOptions.of(**_known(options), rounds=_rounds(method, rounds), devices=_devices(partition, devices))
     training = settled(training, settings.course.rounds)
@@ -294,7 +306,7 @@ def round_settings(
         together=None if alone else together,
         robust=options.robust,
         privacy=options.private,
-        recomputed_flops=lambda cut: workspace.recomputed_flops(cut, training),
+        recomputed_flops=lambda cut, own: workspace.recomputed_flops(cut, own or training),
         adjusted=prepared.adjusted,
         largest_loss=prepared.data.objective.largest_loss,
         norms=_norms(prepared, training),
@@ -375,6 +387,13 @@ def _as_planned(
             f"{training.activation_checkpointing or 'none'}, which may need more memory: give "
             f"LocalTraining(activation_checkpointing={segments!r}, ...), or make the plan as training has it"
         )
+    for name in ("frozen_chunk", "release_gradients", "frozen_weights", "momentum_dtype"):
+        planned_way, way = getattr(plan.execution, name), getattr(training, name)
+        if plan.accounting == "peak" and planned_way not in (getattr(Execution(), name), way):
+            raise BadInput(
+                f"the plan counts {name} {planned_way} and training has {way}, which may need more memory: give "
+                f"LocalTraining({name}={planned_way!r}, ...), or make the plan as training has it"
+            )
     return training
 
 
@@ -437,9 +456,8 @@ def _known(options: Mapping[str, Any]) -> dict[str, Any]:
     allowed = set(RunOptions.described()) - {"rounds", "devices"}
     unknown = sorted(set(options) - allowed)
     if unknown:
-        raise BadInput(
-            f"strata.run has no option {', '.join(unknown)}: there are {', '.join(sorted({*allowed, 'server'}))}"
-        )
+        named = {one.name for one in inspect.signature(run).parameters.values() if one.kind is one.KEYWORD_ONLY}
+        raise BadInput(f"strata.run has no option {', '.join(unknown)}: there are {', '.join(sorted(allowed | named))}")
     return dict(options)
 
 

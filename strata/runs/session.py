@@ -32,6 +32,7 @@ from strata.runs.folder import EPSILON, METRIC_KEYS, VALIDATION, RunFolder, desc
 from strata.training import Evaluation
 
 if TYPE_CHECKING:
+    from strata.execution import Execution
     from strata.graph import Cut
     from strata.methods import Method, Task
 
@@ -310,24 +311,30 @@ def rounded(seconds: float) -> float:
     return round(seconds, 3)
 
 
-def flops_of_tasks(method: Method, recomputed: Callable[[Cut], int] | None = None) -> Callable[[Task], int]:
-    """FLOPs per training sample of a task, over its phases; of FjORD's levels, the mean. Remembered per shape."""
+def flops_of_tasks(
+    method: Method, recomputed: Callable[[Cut, Execution | None], int] | None = None
+) -> Callable[[Task], int]:
+    """FLOPs per training sample of a task, over its phases; of FjORD's levels, the mean. Remembered per shape.
+
+    `recomputed`: what a cut's activation checkpointing adds by this execution; None: by the run's."""
     known: dict[Any, int] = {}
 
-    def of_cut(cut: Cut) -> int:
-        key = (cut.output, tuple(cut.shapes.values()), cut.frozen)
+    def of_cut(cut: Cut, execution: Execution | None) -> int:
+        key = (cut.output, tuple(cut.shapes.values()), cut.frozen, execution)
         if key not in known:
-            known[key] = flops(method.graph, cut).real_train + (recomputed(cut) if recomputed else 0)
+            more = recomputed(cut, execution) if recomputed else 0
+            known[key] = flops(method.graph, cut).real_train + more
         return known[key]
 
     def of_task(task: Task) -> int:
         total = 0
         for phase in task.phases:
             levels = phase.levels or (phase.cut,)
+            counts = [of_cut(cut, phase.execution) for cut in levels]
             if phase.distilled:  # the largest in every mini-batch; a smaller one where it is drawn
-                total += of_cut(phase.cut) + sum(map(of_cut, levels[:-1])) // len(levels)
+                total += counts[-1] + sum(counts[:-1]) // len(levels)
             else:
-                total += sum(map(of_cut, levels)) // len(levels)
+                total += sum(counts) // len(levels)
         return total
 
     return of_task

@@ -9,14 +9,13 @@ Twice as fast as layer by layer over 1024 images (docs/performance.md), and equa
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, fx
+from torch import Tensor
 
+from strata.execution.chunks import Statistics, may_be_chunked, statistics_of, together
 from strata.graph.rewrite import CutCall, steps
-from strata.ops import keeps_samples_apart
 from strata.ops.channels import family
 from strata.training.stepwise import StepValues, last_uses, run_step
 
@@ -27,8 +26,6 @@ if TYPE_CHECKING:
 
 CHUNK_BYTES = 4 << 20  # of the largest value between two layers; measured best from 2 to 8 MiB
 FEWEST = 32  # images in a chunk: below, calls cost more than the cache saves
-
-Statistics = tuple[Tensor, Tensor]  # mean and (biased) variance per channel
 
 
 class NotChunkable(Exception):
@@ -49,7 +46,7 @@ class Chunked:
         for step in steps(mode, table):
             if step.node not in needed:
                 continue
-            if not _keeps_samples_apart(step.node, batch):
+            if not may_be_chunked(step.node, batch):
                 raise NotChunkable(f"{step.node.target}")
             if family(step.node) == "batch_norm":
                 self._stretches.append([])
@@ -78,35 +75,9 @@ class Chunked:
                     for spent in self._spent.get(step.node, ()):
                         values.pop(spent, None)
                 if following is not None:
-                    found.append(_statistics(StepValues(following, values, state)(following.node.args[0])))
-            statistics = _together(found) if found else None
+                    found.append(statistics_of(StepValues(following, values, state)(following.node.args[0])))
+            statistics = together(found) if found else None
         return torch.cat([values[self._output] for values in chunks])
-
-
-def _keeps_samples_apart(node: fx.Node, batch: str) -> bool:
-    name = family(node)
-    if name == "sym_size":
-        return True
-    value = node.meta.get("val")
-    if not isinstance(value, Tensor) or value.dim() == 0 or str(value.shape[0]) != batch:
-        return False
-    return keeps_samples_apart(node)
-
-
-def _statistics(x: Tensor) -> tuple[int, Statistics]:
-    mean, variance = torch.batch_norm_update_stats(x, None, None, 0.0)
-    return x.numel() // x.shape[1], (mean, variance)
-
-
-def _together(found: Sequence[tuple[int, Statistics]]) -> Statistics:
-    """Of all chunks, from each one's count, mean and variance; in float64, where the order of chunks hardly matters."""
-    counts = torch.tensor([count for count, _ in found], dtype=torch.float64)
-    means, variances = (torch.stack([pair[i].double().cpu() for _, pair in found]) for i in (0, 1))
-    shares = (counts / counts.sum()).unsqueeze(1)
-    mean = (shares * means).sum(0)
-    variance = (shares * (variances + (means - mean).square())).sum(0)
-    like = found[0][1][0]
-    return mean.to(like), variance.to(like)
 
 
 def _normalised(step: CutCall, values: Any, state: Any, statistics: Statistics) -> Tensor:

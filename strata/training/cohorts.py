@@ -102,8 +102,7 @@ def narrow(graph: ChannelGraph, cut: Cut) -> bool:
 def _simple(task: Task, settings: LocalTraining) -> bool:
     """Element-wise optimizer, no clipping, one phase, one loss, one level: then devices in one network stay apart."""
     own_code = settings.optimizer is not None or not settings.by_objective or settings.clip is not None
-    in_parts = settings.micro_batch is not None or settings.activation_checkpointing is not None
-    return len(task.phases) == 1 and is_plain(task.phases[0]) and not own_code and not in_parts
+    return len(task.phases) == 1 and is_plain(task.phases[0]) and not own_code and not settings.is_lean
 
 
 def _split(group: list[int]) -> list[list[int]]:

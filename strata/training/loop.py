@@ -27,6 +27,7 @@ from strata.training.workspace import Workspace
 if TYPE_CHECKING:
     from strata.data.samples import Batch, Samples
     from strata.graph import Cut
+    from strata.training.waiting import Waiting
 
 
 @dataclass(frozen=True)
@@ -118,7 +119,7 @@ def _train_phase(
 ) -> float:
     """The sum of its samples' losses; new values go into `tensors`. `here`: the phase's cut among these, None: all."""
     received = tensors if here is None else here.extract(tensors)
-    workspace.submodel(phase.cut, settings.device).load(received)
+    workspace.submodel(phase.cut, settings.device, settings.maps).load(received)
     trainer = Trainer(workspace, phase, settings, lr)
     total = 0.0
     with seeded(settings.device, next(draws.dropout)), own_convolutions(settings.kernels):
@@ -135,9 +136,10 @@ def _train_phase(
     return total
 
 
-def batches(samples: Samples, settings: LocalTraining, draws: Draws) -> Iterator[tuple[Batch, Tensor]]:
-    """Every sample once per epoch, in random order; the last batch may be short."""
+def batches(samples: Samples, settings: LocalTraining, draws: Draws) -> Iterator[tuple[Batch | Waiting, Tensor]]:
+    """Every sample once per epoch, in random order; the last batch may be short. One of several parts waits."""
     for _ in range(settings.epochs):
         for index in torch.randperm(len(samples), generator=draws.order).split(settings.batch_size):
             batch = tuple(tensor[index] for tensor in samples.tensors)
-            yield settings.augmented(batch, draws.augmentation), samples.targets[index]
+            made = settings.waiting if len(index) > settings.at_once else settings.augmented
+            yield made(batch, draws.augmentation), samples.targets[index]

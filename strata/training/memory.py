@@ -13,6 +13,7 @@ from strata.methods.base import Phase, Task
 from strata.training.phases import settings_of
 from strata.training.settings import LocalTraining
 from strata.training.trainer import Trainer
+from strata.training.waiting import Waiting
 from strata.training.workspace import Workspace
 
 if TYPE_CHECKING:
@@ -39,11 +40,15 @@ def _measure(workspace: Workspace, phase: Phase, samples: Samples, settings: Loc
     with torch.random.fork_rng(devices=[]):
         # copies: a view would count the whole data set that it looks into
         batch = tuple(tensor[:size].clone() for tensor in samples.tensors)
-        x = settings.augmented(batch, torch.Generator().manual_seed(0))
-        del batch
-        y = samples.targets[:size].clone()
+        y = samples.targets[:size].clone().to(settings.device)
         trainer = Trainer(workspace, phase, settings, lr=0.01)
-        x, y = trainer.outer.arranged(x), y.to(settings.device)
+        generator = torch.Generator().manual_seed(0)
+        x: Batch | Waiting
+        if size > settings.at_once:
+            x = settings.waiting(batch, generator)
+        else:
+            x = trainer.outer.arranged(settings.augmented(batch, generator))
+        del batch
         trainer.step(x, y)  # momentum exists from the first step on
         highest = max(_peak(trainer, x, y, level) for level in range(len(trainer.levels)))
         trainer.release()
@@ -53,14 +58,16 @@ def _measure(workspace: Workspace, phase: Phase, samples: Samples, settings: Loc
 def measured_bytes(workspace: Workspace, cut: Cut, settings: LocalTraining) -> int:
     """What a device with a full batch will report for this cut: for planning, where no closed form counts it."""
     inputs = workspace.graph.inputs
-    example = dict(zip(inputs.names, inputs.example(settings.batch_size), strict=True))
+    # without a function of the user's, data of images holds 8-bit ones: as `memory` counts them
+    made = inputs.stored_example if settings.waits_as_stored else inputs.example
+    example = dict(zip(inputs.names, made(settings.batch_size), strict=True))
     targets = settings.objective.example(settings.batch_size, (workspace.graph.classes,))
     return peak_bytes(workspace, Task(0, 0, cut), Samples(example, targets), settings)
 
 
-def _peak(trainer: Trainer, x: Batch, y: Tensor, level: int) -> int:
+def _peak(trainer: Trainer, x: Batch | Waiting, y: Tensor, level: int) -> int:
     trainer.release()
-    standing = trainer.standing(*x, y)
+    standing = trainer.standing(x, y)
     if y.device.type == "cuda":  # its allocator keeps the count
         torch.cuda.reset_peak_memory_stats(y.device)
         before = torch.cuda.memory_allocated(y.device)

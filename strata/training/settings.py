@@ -14,12 +14,15 @@ from torch.nn import functional
 
 from strata.core.errors import BadInput, one_line
 from strata.core.settings import setting
-from strata.data.augmentation import augment, check_augmentation
+from strata.data.augmentation import augment, check_augmentation, draw
 from strata.data.images import normalise
 from strata.data.objectives import Classification, Objective
 from strata.data.samples import Batch, is_images
 from strata.execution.execution import Execution
+from strata.execution.mapped import check_mapping
 from strata.execution.measured import growth
+from strata.execution.optimizers import LeanSGD
+from strata.training.waiting import Waiting
 
 Loss = Callable[[Tensor, Tensor], Tensor]  # outputs [b, ...], targets [b, ...] -> mean loss of the batch
 OptimizerFactory = Callable[[list[nn.Parameter], float], torch.optim.Optimizer]  # trained parameters, learning rate
@@ -93,6 +96,12 @@ class LocalTraining(Execution):
         for name in ("mean", "std"):  # lists are welcome, but settings are hashed
             object.__setattr__(self, name, tuple(float(value) for value in getattr(self, name)))
         check_device(self.device)
+        if self.optimizer is not None and self.momentum_dtype != "float32":
+            raise BadInput("momentum_dtype is for Strata's own SGD: leave it out with an optimizer of your own")
+        if self.maps:
+            check_mapping()
+            if self.device != "cpu":
+                raise BadInput(f"frozen weights can be mapped for the cpu only, not for {self.device}: leave them out")
         if self.transform is None:
             check_augmentation(self.augmentation)
         if self.transform is not None and self.preparation is None:
@@ -115,6 +124,10 @@ class LocalTraining(Execution):
         return max(footprint_of(self.optimizer)[1], 1 if self.proximal else 0)
 
     @property
+    def waits_as_stored(self) -> bool:
+        return self.transform is None
+
+    @property
     def by_objective(self) -> bool:
         """Whether the loss is the objective's, which is known for each sample."""
         own = self.loss is cross_entropy and self.objective == Classification()
@@ -133,6 +146,13 @@ class LocalTraining(Execution):
         return tuple(
             augment(one, self.augmentation, generator, self.mean, self.std) if is_images(one) else one for one in batch
         )
+
+    def waiting(self, batch: Batch, generator: torch.Generator) -> Waiting:
+        """The same for a mini-batch that is taken in parts. A function of the user's gets it whole, at once."""
+        if self.transform is not None:
+            return Waiting(self.augmented(batch, generator), (None,) * len(batch), self)
+        drawn = tuple(draw(one, self.augmentation, generator) if is_images(one) else None for one in batch)
+        return Waiting(batch, drawn, self)
 
     def prepared(self, batch: Batch) -> Batch:
         """A batch for evaluation."""
@@ -155,6 +175,8 @@ class LocalTraining(Execution):
             ]
         if self.optimizer is not None:
             return self.optimizer(groups, lr)
+        if self.momentum_dtype != "float32":
+            return LeanSGD(groups, lr, self.momentum, self.weight_decay)
         return torch.optim.SGD(groups, lr, self.momentum, weight_decay=self.weight_decay, fused=True)
 
 

@@ -12,6 +12,9 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
+from strata.execution.layout import submodel_as_trained
+from strata.execution.mapped import MappedWeights, is_mapped
+from strata.graph.inputs import images_last
 from strata.graph.rewrite import steps
 from strata.training.chunked import Chunked, NotChunkable
 
@@ -31,24 +34,30 @@ class BuiltSubmodel:
     parameters: dict[str, nn.Parameter]
     state: dict[str, Tensor]  # parameters and buffers: the module's own tensors
     device: str = "cpu"
+    mapped: MappedWeights | None = None  # frozen parameters that are in a file, not in memory
     by_chunks: Callable[[BuiltSubmodel, Batch], Tensor] | None = None  # under batch statistics; None: only as a whole
     # its forward passes by what is recomputed and which norms have fixed statistics; None: the module's own
     forwards: dict[tuple[Placement | None, frozenset[str]], Forward | None] = field(default_factory=dict)
 
     @cached_property
     def bytes(self) -> int:
-        return sum(tensor.nbytes for tensor in self.state.values())
+        """In memory."""
+        return sum(tensor.nbytes for tensor in self.state.values() if not is_mapped(tensor))
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:
         with torch.no_grad():
             for name, own in self.state.items():
-                own.copy_(tensors[name])
+                if self.mapped is not None and name in self.mapped.parameters:
+                    self.mapped.write(name, tensors[name])
+                else:
+                    own.copy_(tensors[name])
         for parameter in self.parameters.values():
             parameter.grad = None
 
     def arranged(self, batch: Batch) -> Batch:
         """Where the module is, and as it lies in memory."""
-        return tuple(_arranged(one.to(self.device), self.channels_last) for one in batch)
+        here = tuple(one.to(self.device) for one in batch)
+        return images_last(here) if self.channels_last else here
 
 
 def structure_digest(graph: ChannelGraph, cut: Cut) -> str:
@@ -64,31 +73,12 @@ def structure_digest(graph: ChannelGraph, cut: Cut) -> str:
     return digest.hexdigest()
 
 
-def build(graph: ChannelGraph, cut: Cut, device: str) -> BuiltSubmodel:
-    module: nn.Module = graph.submodel(cut)
-    has_maps = any(len(one.shape) == 3 for one in graph.inputs.inputs)
-    channels_last = has_maps and _runs_channels_last(module, graph.inputs.example(2))
+def build(graph: ChannelGraph, cut: Cut, device: str, maps: bool = False) -> BuiltSubmodel:
+    module, channels_last = submodel_as_trained(graph, cut)
     module.to(device)
+    mapped = MappedWeights(module) if maps else None
     state = dict(module.state_dict(keep_vars=True))
     by_chunks: Chunked | None = None
     with contextlib.suppress(NotChunkable):
         by_chunks = Chunked(graph, cut)
-    return BuiltSubmodel(module, channels_last, dict(module.named_parameters()), state, device, by_chunks)
-
-
-def _arranged(tensor: Tensor, channels_last: bool) -> Tensor:
-    return tensor.contiguous(memory_format=torch.channels_last) if channels_last and tensor.dim() == 4 else tensor
-
-
-def _runs_channels_last(module: nn.Module, example: Batch) -> bool:
-    """Whether it runs so: a `view` in the network may insist on the usual order in memory."""
-    module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # torch's stub lacks this form
-    try:
-        with torch.inference_mode():
-            module.eval()(*(_arranged(one, channels_last=True) for one in example))
-    except RuntimeError:
-        module.to(memory_format=torch.contiguous_format)  # type: ignore[call-overload]
-        return False
-    finally:
-        module.train()
-    return True
+    return BuiltSubmodel(module, channels_last, dict(module.named_parameters()), state, device, mapped, by_chunks)

@@ -7,9 +7,12 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
+from strata.core.errors import BadInput
 from strata.execution.measured import standing_tensors
+from strata.execution.optimizers import Released
 from strata.training.settings import LocalTraining
 from strata.training.submodels import BuiltSubmodel
+from strata.training.waiting import Waiting
 from strata.training.workspace import Workspace
 
 if TYPE_CHECKING:
@@ -31,18 +34,32 @@ class Trainer:
     def __init__(self, workspace: Workspace, phase: Phase, settings: LocalTraining, lr: float) -> None:
         self.settings = settings
         self.names = phase.cut.trained
-        self.outer = workspace.submodel(phase.cut, settings.device)
+        where = (settings.device, settings.maps)
+        self.outer = workspace.submodel(phase.cut, *where)
         self.outer.module.train()
         self.parameters = [self.outer.parameters[name] for name in self.names]
         self.rates = scaled(workspace.graph, self.names, phase.scaler)
         for parameter, rate in zip(self.parameters, self.rates, strict=True):
             if rate != 1:
                 parameter.data.div_(rate)
-        self.received = [p.detach().clone() for p in self.parameters] if settings.proximal else []
-        self.optimizer = settings.new_optimizer(self.parameters, lr, self.rates)
+        starts = ((p, (p.detach().clone(), rate)) for p, rate in zip(self.parameters, self.rates, strict=True))
+        self.received = dict(starts) if settings.proximal else {}
+        self.optimizer: torch.optim.Optimizer | Released
+        if settings.release_gradients:
+            if phase.levels:
+                raise BadInput(
+                    "gradients cannot be released as they are made where mini-batches train levels of one network: "
+                    "leave out release_gradients"
+                )
+            rate_of = dict(zip(self.parameters, self.rates, strict=True))
+            self.optimizer = Released(
+                self.parameters, lambda own: settings.new_optimizer(own, lr, [rate_of[one] for one in own])
+            )
+        else:
+            self.optimizer = settings.new_optimizer(self.parameters, lr, self.rates)
         self.distilled = phase.distilled
         self.levels = [
-            None if level == phase.cut else (level.within(phase.cut), workspace.submodel(level, settings.device))
+            None if level == phase.cut else (level.within(phase.cut), workspace.submodel(level, *where))
             for level in phase.levels
         ] or [None]
         for level in self.levels:
@@ -53,8 +70,11 @@ class Trainer:
             small.module: workspace.forward(cut, settings) for cut, small in ((phase.cut, self.outer), *inner)
         }
 
-    def step(self, x: Batch, y: Tensor, level: int = -1) -> float:
+    def step(self, x: Batch | Waiting, y: Tensor, level: int = -1) -> float:
         """One mini-batch (inputs, targets) at this level (default: the largest); returns its loss."""
+        if isinstance(self.optimizer, Released):
+            with self.optimizer.releasing(self._pull):
+                return self._backward(self.outer, x, y)
         self.optimizer.zero_grad()
         within_small = self.levels[level]
         if within_small is None:
@@ -65,13 +85,18 @@ class Trainer:
             self._backward_of_level(*within_small, x, torch.cat(taught).softmax(1))
         else:
             loss = self._backward_of_level(*within_small, x, y)
-        for parameter, start, rate in zip(self.parameters, self.received, self.rates, strict=False):
-            if parameter.grad is not None:  # the gradient of mu/2 |w - start|^2
-                parameter.grad.add_(parameter.detach() - start, alpha=self.settings.proximal * rate**2)
+        for parameter in self.parameters:
+            self._pull(parameter)
         if self.settings.clip is not None:
             self._clip(self.settings.clip)
         self.optimizer.step()
         return loss
+
+    def _pull(self, parameter: nn.Parameter) -> None:
+        """FedProx: the gradient of mu/2 |w - start|^2."""
+        if parameter.grad is not None and parameter in self.received:
+            start, rate = self.received[parameter]
+            parameter.grad.add_(parameter.detach() - start, alpha=self.settings.proximal * rate**2)
 
     def values(self) -> list[Tensor]:
         """Of the parameters, as the server knows them."""
@@ -87,7 +112,7 @@ class Trainer:
         for gradient, _ in both:
             gradient.mul_(factor)
 
-    def _backward_of_level(self, within: Cut, small: BuiltSubmodel, x: Batch, y: Tensor) -> float:
+    def _backward_of_level(self, within: Cut, small: BuiltSubmodel, x: Batch | Waiting, y: Tensor) -> float:
         """One of the smaller levels; its gradients come on top of what the largest has."""
         small.load(within.extract(self.outer.state))
         loss = self._backward(small, x, y)
@@ -103,13 +128,17 @@ class Trainer:
             self.outer.parameters[name].grad = gradient
         return loss
 
-    def _backward(self, small: BuiltSubmodel, x: Batch, y: Tensor, taught: list[Tensor] | None = None) -> float:
+    def _backward(
+        self, small: BuiltSubmodel, x: Batch | Waiting, y: Tensor, taught: list[Tensor] | None = None
+    ) -> float:
         """`taught`: where the outputs go, for others to learn from."""
         size = self.settings.micro_batch
-        if size is None:
+        if size is None or size >= len(y):
+            assert not isinstance(x, Waiting)
             return self._backward_of(small, x, y, 1.0, taught)
-        inputs = zip(*(one.split(size) for one in x), strict=True)
-        parts = zip(inputs, y.split(size), strict=True)
+        inputs = x.split(size) if isinstance(x, Waiting) else zip(*(one.split(size) for one in x), strict=True)
+        # each is arranged at once: as it came it need not stay
+        parts = zip(map(small.arranged, inputs), y.split(size), strict=True)
         return sum(self._backward_of(small, part, targets, len(targets) / len(y), taught) for part, targets in parts)
 
     def _backward_of(
@@ -129,10 +158,15 @@ class Trainer:
         for level in (self.outer, *(level[1] for level in self.levels if level is not None)):
             level.module.zero_grad()
 
-    def standing(self, *batch: Tensor) -> list[Tensor]:
+    def standing(self, x: Batch | Waiting, y: Tensor) -> list[Tensor]:
         """What lives through a step, for measuring it."""
+        batch = (*(x.tensors if isinstance(x, Waiting) else x), y)
         inner = [tensor for level in self.levels if level is not None for tensor in level[1].state.values()]
-        return [*standing_tensors(self.outer.module, self.optimizer, *batch), *self.received, *inner]
+        return [
+            *standing_tensors(self.outer.module, self.optimizer, *batch),
+            *(start for start, _ in self.received.values()),
+            *inner,
+        ]
 
 
 def scaled(graph: ChannelGraph, names: Sequence[str], scaler: float | None) -> list[float]:

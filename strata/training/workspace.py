@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from torch import Tensor
 
 from strata.execution.norm_statistics import fixed_norms
-from strata.execution.placement import forward_of, place
+from strata.execution.placement import forward_of, placement_for
 from strata.execution.segments import Placement, Segmented
 from strata.training import kernels
 from strata.training.submodels import BuiltSubmodel, build, structure_digest
@@ -22,6 +22,7 @@ from strata.training.vectorised import Grouped, NotVectorisable
 from strata.training.vectorised.width import suits_kernels
 
 if TYPE_CHECKING:
+    from strata.execution import Execution
     from strata.graph import ChannelGraph, Cut
     from strata.training.settings import LocalTraining
 
@@ -37,8 +38,8 @@ class Workspace:
     def __init__(self, graph: ChannelGraph) -> None:
         self.graph = graph
         self._structures: OrderedDict[str, str] = OrderedDict()
-        self._submodels: OrderedDict[tuple[str, str], BuiltSubmodel] = OrderedDict()
-        self._placements: dict[tuple[str, int | str, int], Placement] = {}
+        self._submodels: OrderedDict[tuple[str, str, bool], BuiltSubmodel] = OrderedDict()
+        self._placements: dict[tuple[str, int | str | None, int, int | None], Placement | None] = {}
         self._networks: OrderedDict[tuple[str, int, str, bool], Grouped | None] = OrderedDict()
         self._measured: dict[Hashable, int] = {}
 
@@ -50,11 +51,12 @@ class Workspace:
                 self._structures.popitem(last=False)
         return self._structures[cut.hash]
 
-    def submodel(self, cut: Cut, device: str = "cpu") -> BuiltSubmodel:
-        """The module for this cut, with whatever weights it had last: `load` comes next."""
-        key = (self.structure(cut), device)
+    def submodel(self, cut: Cut, device: str = "cpu", maps: bool = False) -> BuiltSubmodel:
+        """The module for this cut, with whatever weights it had last: `load` comes next. `maps`: frozen weights are in
+        a mapped file."""
+        key = (self.structure(cut), device, maps)
         if key not in self._submodels:
-            self._submodels[key] = build(self.graph, cut, device)
+            self._submodels[key] = build(self.graph, cut, device, maps)
         self._submodels.move_to_end(key)
         while self._too_many():
             self._submodels.popitem(last=False)
@@ -65,11 +67,10 @@ class Workspace:
         return len(kept) > SUBMODELS_KEPT or (len(kept) > 2 and sum(one.bytes for one in kept) > SUBMODEL_BYTES_KEPT)
 
     def forward(self, cut: Cut, settings: LocalTraining) -> Forward:
-        """How a device runs the cut's submodel in training: as a whole, or in segments that are computed anew."""
-        built = self.submodel(cut, settings.device)
+        """How a device runs the cut's submodel in training: as a whole, in segments that are computed anew, or with
+        frozen layers in chunks."""
+        built = self.submodel(cut, settings.device, settings.maps)
         placement = self.placement(cut, settings)
-        if placement is not None and not placement.cuts:
-            placement = None
         key = (placement, fixed_norms(self.graph, cut, settings))
         if key not in built.forwards:
             built.forwards[key] = forward_of(built.module, *key)
@@ -87,17 +88,17 @@ class Workspace:
 
         return forward
 
-    def placement(self, cut: Cut, settings: LocalTraining) -> Placement | None:
-        """Where activation checkpointing cuts the forward pass; None: the settings want none of it."""
-        segments = settings.activation_checkpointing
-        if segments is None:
+    def placement(self, cut: Cut, settings: Execution) -> Placement | None:
+        """Where activation checkpointing cuts the forward pass, and what runs in chunks; None: nowhere, nothing."""
+        segments, chunk = settings.activation_checkpointing, settings.frozen_chunk
+        if segments is None and chunk is None:
             return None
-        key = (self.structure(cut), segments, settings.at_once)
+        key = (self.structure(cut), segments, settings.at_once, chunk)
         if key not in self._placements:
-            self._placements[key] = place(self.graph, cut, *key[1:])
+            self._placements[key] = placement_for(self.graph, cut, settings)
         return self._placements[key]
 
-    def recomputed_flops(self, cut: Cut, settings: LocalTraining) -> int:
+    def recomputed_flops(self, cut: Cut, settings: Execution) -> int:
         """Per sample, what activation checkpointing adds to training the cut."""
         placement = self.placement(cut, settings)
         return 0 if placement is None else placement.recomputed_flops

@@ -46,7 +46,7 @@ class Warm:
             "PATH": f"{self.bin}:/usr/bin:/bin:/usr/sbin:/sbin", "HOME": str(home), "PYTHONPATH": str(ROOT),
             "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "COLUMNS": "120", "LC_ALL": "C.UTF-8", "WARM_SOCKET":
             str(self.socket), "COLD_PYTHON": sys.executable, "STRATA_DATA": str(home / "data"),
-            "STRATA_CACHE": os.environ.get("STRATA_CACHE", ""), **RAY,
+            "STRATA_CACHE": os.environ.get("STRATA_CACHE", ""), "STRATA_WORKERS": "0", **RAY,
         }  # fmt: skip
 
     def close(self) -> None:

@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -42,12 +42,23 @@ def cluster() -> Iterator[Any]:
     from ray.cluster_utils import Cluster
 
     head = {"num_cpus": 2, "num_gpus": 1, "include_dashboard": False, "_system_config": ON_DEATH}  # the GPU is a number
-    cluster = Cluster(initialize_head=True, head_node_args=head)
+    cluster = started(lambda: Cluster(initialize_head=True, head_node_args=head))
     yield cluster
     import ray
 
     ray.shutdown()
     cluster.shutdown()
+
+
+def started(start: Callable[[], Any]) -> Any:
+    """Ray gives its own processes 30 seconds, which other tests can use up: tried again."""
+    for _ in range(4):
+        try:
+            return start()
+        except Exception as error:
+            if "timed out during startup" not in str(error):
+                raise
+    return start()
 
 
 def engine_on(cluster: Any, program: Any, workers: int | None = None, gpus: float = 0.0, **options: Any) -> Any:
@@ -200,7 +211,7 @@ def test_a_node_that_joins_is_used_and_one_that_is_killed_in_mid_round_costs_no_
         jobs = [("wait", marks[0], marks[2]), ("wait", marks[1], marks[2]), ("mark", marks[2])]
         running = thread.submit(answers, engine, jobs)  # two wait on the head's two CPUs for the third
         assert eventually(lambda: marks[0].exists() and marks[1].exists(), 300)
-        second = cluster.add_node(num_cpus=1)
+        second = started(lambda: cluster.add_node(num_cpus=1))
         assert running.result(300) == [head, head, second.node_id]
     engine.close()
 

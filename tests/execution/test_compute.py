@@ -24,7 +24,7 @@ WIDTH = [key for key in golden()["cost"] if not key.endswith("|SLT")]
 
 def counted(graph: ChannelGraph, cut: Cut, **options: Any) -> tuple[int, int]:
     """What torch counts in a real training step of the real submodel."""
-    model = graph.submodel(cut).train()
+    model = graph.submodel(cut, zeros=True).train()
     x = torch.randn(BATCH, *graph.input_shape)
     with flop_counter.FlopCounterMode(display=False, **options) as counter:
         logits = model(x)

@@ -30,7 +30,7 @@ def test_networks_against_real_training(name: str) -> None:
     for kind, cut in cuts_of(graph).items():
         batch = next(batches)
         predicted = memory(graph, cut, Execution(batch), "peak").total
-        measured = measure(graph.submodel(cut), graph.input_shape, Execution(batch), graph.classes).peak
+        measured = measure_cut(graph, cut, Execution(batch)).peak
         assert predicted == pytest.approx(measured, rel=EXACT), f"{name}, {kind}, batch {batch}"
 
 
@@ -40,16 +40,14 @@ def test_batch_of_one_uses_other_convolutions() -> None:
         graph = graph_of(name)
         for cut in (graph.full(), graph.slt(1, 2, 0.5)):
             predicted = memory(graph, cut, Execution(1), "peak").total
-            assert predicted == pytest.approx(
-                measure(graph.submodel(cut), graph.input_shape, Execution(1), 10).peak, rel=0.01
-            )
+            assert predicted == pytest.approx(measure_cut(graph, cut, Execution(1)).peak, rel=0.01)
 
 
 def test_without_momentum() -> None:
     graph = graph_of("vgg")
     cut = graph.slt(1, 2, 0.5)
     predicted = memory(graph, cut, Execution(16, momentum=0.0), "peak")
-    assert predicted.total == measure(graph.submodel(cut), graph.input_shape, Execution(16, momentum=0.0), 10).peak
+    assert predicted.total == measure_cut(graph, cut, Execution(16, momentum=0.0)).peak
     assert predicted.total < memory(graph, cut, Execution(16), "peak").total
 
 
@@ -190,6 +188,7 @@ OPERATORS: dict[str, Callable[[], Around]] = {
     "max pooling": lambda: Around(lambda x: functional.max_pool2d(x.relu(), 2)),
     "average pooling to 2x2": lambda: Around(lambda x: functional.adaptive_avg_pool2d(x.relu(), 2)),
     "upsampling": lambda: Around(lambda x: functional.interpolate(x, scale_factor=2.0).relu()),
+    "mask": lambda: Around(lambda x: x.relu() * (x.detach() > 0)),
     "softmax": lambda: Around(lambda x: x.softmax(1) + x.log_softmax(1)),
     "log and abs": lambda: Around(lambda x: (x.abs() + 1).log().clamp(0.1, 2)),
     "depthwise": lambda: Around(nn.Sequential(nn.Conv2d(16, 16, 3, 2, 1, groups=16), nn.ReLU())),
@@ -211,7 +210,7 @@ def test_operators_against_real_training(name: str) -> None:
     for cut in (graph.full(), graph.prefix(0.5), graph.slt(1, 1, 1.0)):
         for batch in (32, 4):
             predicted = memory(graph, cut, Execution(batch), "peak").total
-            measured = measure(graph.submodel(cut), graph.input_shape, Execution(batch), graph.classes).peak
+            measured = measure_cut(graph, cut, Execution(batch)).peak
             assert predicted == pytest.approx(measured, rel=0.005, abs=256), f"{name}, batch {batch}"
 
 
@@ -231,6 +230,6 @@ def test_an_lstm_keeps_a_workspace_that_only_a_real_run_shows() -> None:
     before = torch.random.get_rng_state()
     for cut, excess in ((graph.full(), 0.06), (graph.slt(1, 1, 1.0), 0.0)):
         predicted = memory(graph, cut, Execution(16), "peak").total
-        measured = measure(graph.submodel(cut), graph.input_shape, Execution(16), graph.classes).peak
+        measured = measure_cut(graph, cut, Execution(16)).peak
         assert measured <= predicted <= (1 + excess) * measured
     assert torch.equal(torch.random.get_rng_state(), before)

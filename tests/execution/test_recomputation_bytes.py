@@ -39,8 +39,11 @@ def some_cuts(graph: ChannelGraph) -> dict[str, Cut]:
     return {"full": graph.full(), "prefix": graph.prefix(0.3), "one third": graph.slt(third, third + 1, 0.4)}
 
 
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("name", NETWORKS)
+DEEPER = ("resnet44", "resnet56")  # resnet20 with more of the same blocks: one way each
+CASES = [(name, way) for name in NETWORKS for way in WAYS if name not in DEEPER or way == "auto in micro-batches"]
+
+
+@pytest.mark.parametrize(("name", "way"), CASES)
 def test_networks_against_real_training(name: str, way: str) -> None:
     """The work asks for -1 % to +3 %; a thousandth and a half is what there is, but for a transformer's cut (0.5 %)."""
     graph, execution = graph_of(name), WAYS[way]
@@ -48,25 +51,8 @@ def test_networks_against_real_training(name: str, way: str) -> None:
         predicted = memory(graph, cut, execution).total
         measured = measure_cut(graph, cut, execution).peak
         assert 0.999 * measured <= predicted <= 1.01 * measured, f"{name}, {kind}"
-        if kind != "prefix":
-            assert_device(graph, cut, execution)
-
-
-def assert_device(graph: ChannelGraph, cut: Cut, execution: Execution) -> None:
-    """A device keeps images channels last, which the closed form does not: it counts the usual order.
-
-    Not of narrow prefixes here: for one, see below; and torch itself corrupts memory in the backward pass of a 1x1
-    convolution with stride 2 and 4 input channels that are last in memory, as hf_resnet_basic has at 0.3.
-    """
-    predicted = memory(graph, cut, execution).total
-    measured = measured_bytes(workspace_of(graph), cut, LocalTraining(**vars(execution)))
-    assert 0.99 * measured <= predicted <= 1.03 * measured
-
-
-@pytest.mark.xfail(strict=True, reason="index_select copies images that are channels last, which is not counted: -12 %")
-def test_a_device_that_selects_channels_which_are_last() -> None:
-    graph = graph_of("padded_resnet")
-    assert_device(graph, graph.prefix(0.3), WAYS["auto"])
+        on_a_device = measured_bytes(workspace_of(graph), cut, LocalTraining(**vars(execution)))
+        assert 0.99 * on_a_device <= predicted <= 1.03 * on_a_device, f"{name}, {kind}"
 
 
 def test_recomputation_is_less_and_costs_flops() -> None:
@@ -111,7 +97,7 @@ def test_a_chain_by_hand() -> None:
     def found(cuts: tuple[int, ...]) -> int:
         placement = Placement(tuple(range(8)), 0, cuts, (False,) * len(cuts), 0)
         predicted = peak(ops, 4 * weight, [weight] * 4, execution, placement).total
-        module = graph.submodel(cut)
+        module = graph.submodel(cut, zeros=True)
         forward = Segmented(module.train_graph, placement) if cuts else None  # type: ignore[arg-type]
         assert abs(predicted - measure(module, (WIDTH,), execution, WIDTH, forward).peak) <= 4  # a scalar of the loss
         return predicted - standing

@@ -7,8 +7,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from strata.execution import measure, memory, trace
+from strata.execution import measure, measure_cut, memory, trace
 from strata.execution.execution import Execution
+from strata.execution.layout import submodel_as_trained
 from strata.execution.simulated import peak
 from strata.graph import ChannelGraph
 from strata.ops import NoRule, operator_of, operators, registered
@@ -22,9 +23,9 @@ def test_tracing_agrees_with_real_training(name: str) -> None:
     graph = graph_of(name)
     third = graph.depth // 3
     for cut in (graph.full(), graph.slt(third, third + 1, 0.5)):
-        model = graph.submodel(cut)
-        measured = measure(model, graph.input_shape, Execution(8), graph.classes).peak
-        assert trace(model, graph.input_shape, Execution(8), graph.classes) == pytest.approx(measured, rel=0.005)
+        model, last = submodel_as_trained(graph, cut)
+        step = (graph.inputs, Execution(8), graph.classes, None, last)
+        assert trace(model, *step) == pytest.approx(measure(model, *step).peak, rel=0.005)
 
 
 class Unusual(nn.Module):
@@ -59,7 +60,7 @@ def test_operators_without_a_rule_are_learned_or_traced(overwrite: bool) -> None
     for cut in (graph.full(), graph.prefix(0.5), graph.slt(1, 1, 0.5)):
         for batch in (8, 3):
             found = memory(graph, cut, Execution(batch), "peak")
-            measured = measure(graph.submodel(cut), graph.input_shape, Execution(batch), graph.classes).peak
+            measured = measure_cut(graph, cut, Execution(batch)).peak
             assert 0.99 * measured <= found.total <= 1.03 * measured
             assert found.total == found.weights + found.gradients + found.activations
 

@@ -14,6 +14,7 @@ import torch
 from flwr.app.error import Error
 
 from strata.core.errors import BadInput
+from strata.core.settings import settings_of
 from strata.data import load
 from strata.data.objectives import Classification
 from strata.engines import Outcome
@@ -29,7 +30,7 @@ from strata.fleet.server.levels import Assignment, group, level_for, most_bytes,
 from strata.fleet.server.members import ConnectedDevices
 from strata.fleet.server.messages import Messenger
 from strata.fleet.server.run import _members
-from strata.methods import create
+from strata.methods import Phase, create
 from strata.models import resnet20
 from strata.planning import plan
 from strata.training import combine, train_device
@@ -78,6 +79,18 @@ def test_a_changed_frozen_layer_is_sent(tmp_path: Path) -> None:
     assert after.reason is None
     sent = {entry.name for entry in trained(grid)[1].entries}
     assert sent & job().task.cut.frozen == {name}
+
+
+def test_a_phase_is_executed_as_it_says(tmp_path: Path) -> None:
+    """A lean step has an execution of its own; the device is sent that, and trains by it."""
+    grid = Grid({7: device(prepared(tmp_path, "a"))})
+    engine = fleet(grid, ["a"])
+    plain = job(0)
+    own = replace(Execution(**{name: engine.training[name] for name in settings_of(Execution)}), micro_batch=2)
+    task = replace(plain.task, phases=(Phase(plain.task.cut, own),))
+    (found,) = engine.run([replace(plain, task=task)], state())
+    assert found.reason is None
+    assert trained(grid)[0].meta["training"] == {**engine.training, "micro_batch": 2}
 
 
 def test_late_busy_gone(tmp_path: Path) -> None:

@@ -144,7 +144,7 @@ def test_scale_one_is_the_original_bit_for_bit(name: str) -> None:
 def test_predicted_bytes_are_those_measured(name: str, kind: str) -> None:
     _, graph = built(name, double=False)
     cut = graph.full() if kind == "full" else CUTS[kind](graph)
-    module = graph.submodel(cut)
+    module = graph.submodel(cut, zeros=True)
     for batch in (4, 16):
         measured = measure(module, graph.inputs, Execution(batch), graph.classes).peak
         assert memory(graph, cut, Execution(batch)).total == pytest.approx(measured, rel=0.01)
@@ -226,7 +226,7 @@ def test_scores_for_each_position() -> None:
     assert (graph.output_shape, graph.classes) == ((6, 5), 5)
     cut = graph.prefix(0.5)
     assert cut.shapes["tags.weight"] == (5, 6)
-    assert graph.submodel(cut)(*graph.inputs.example(3)).shape == (3, 6, 5)
+    assert graph.submodel(cut, zeros=True)(*graph.inputs.example(3)).shape == (3, 6, 5)
 
 
 def test_huggingface_models_need_no_wrapper() -> None:
@@ -246,7 +246,7 @@ def test_huggingface_models_need_no_wrapper() -> None:
     model.eval(), sub.eval()
     torch.testing.assert_close(sub(ids, mask), model(input_ids=ids, attention_mask=mask).logits)
     small = graph.prefix(0.25)
-    assert graph.submodel(small)(ids, mask).shape == (3, 4)
+    assert graph.submodel(small, zeros=True)(ids, mask).shape == (3, 4)
     assert sum(torch.Size(small.shapes[n]).numel() for n in graph.parameter_names) < 0.35 * sum(
         p.numel() for p in model.parameters()
     )

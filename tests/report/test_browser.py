@@ -60,7 +60,7 @@ def test_every_chart_is_drawn_and_fits(browser: Browser, report: str, width: int
     browser.size(width, 900, mobile, dark)
     browser.open(report)
     drawn = dict(browser.run(DRAWN))
-    assert set(drawn) == {"accuracy", "steps", "memory", "classes", "failures"}
+    assert set(drawn) == {"bytes", "sent", "accuracy", "steps", "memory", "classes", "failures"}
     assert all(marks > 0 for marks in drawn.values()), drawn
     assert browser.run("document.documentElement.scrollWidth") == width  # nothing to scroll sideways
     assert browser.run("document.documentElement.dataset.theme") == ("dark" if dark else "light")

@@ -131,8 +131,9 @@ def test_names_that_a_spreadsheet_would_run_are_text() -> None:
 def test_figures_are_drawn_and_are_the_same_for_the_same_runs(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made = page_data(find_runs([runs]), Reconstruction())
     first = figures.files(made)
-    names = ["accuracy-rounds", "accuracy-upload", "accuracy-flops", "accuracy-seconds", "steps", "memory-1-slt",
-             "memory-2-small", "parameters-1-slt", "parameters-2-small", "per-class"]  # fmt: skip
+    names = ["accuracy-rounds", "accuracy-upload", "accuracy-flops", "accuracy-seconds", "accuracy-bytes",
+             "accuracy-sent", "steps", "memory-1-slt", "memory-2-small", "parameters-1-slt",
+             "parameters-2-small", "per-class"]  # fmt: skip
     assert set(first) == {f"figures/{name}.{ending}" for name in names for ending in ("png", "svg")}
     assert first["figures/accuracy-rounds.png"].startswith(b"\x89PNG")
     monkeypatch.setattr(figures, "AXES", {"rounds": figures.AXES["rounds"]})

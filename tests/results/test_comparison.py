@@ -40,7 +40,7 @@ def test_rows_by_hand(tmp_path: Path) -> None:
     told = row.to_json()
     assert list(told) == [
         "method", "accuracy_mean", "accuracy_std", "accuracies", "upload_bytes", "download_bytes", "train_flops",
-        "peak_bytes", "seconds", "rounds", "curve",
+        "peak_bytes", "over_budget_bytes", "seconds", "rounds", "curve",
     ]  # fmt: skip
     assert told["rounds"] == [1, 2, 3, 4] and told["curve"] == list(row.curve.mean)
 

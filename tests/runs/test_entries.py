@@ -91,3 +91,23 @@ def net():
         nn.Conv2d(3, 8, 3, stride=4), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 10)
     )
 """
+
+
+def test_from_python(tmp_path: Path) -> None:
+    import strata
+    from strata.training import LocalTraining
+    from tests.federation import tiny
+
+    def again() -> list[strata.results.comparison.Row]:
+        return strata.compare(
+            tiny.model(), tiny.data(), ["fedavg", "fedavg:micro-batch=4"], out=tmp_path / "cmp", seeds=2, rounds=1,
+            devices=12, per_round=2, workers=0, progress=False, training=LocalTraining(batch_size=8),
+        )  # fmt: skip
+
+    whole, lean = again()
+    assert (whole.method, lean.method) == ("fedavg", "fedavg:micro-batch=4") and len(lean.accuracies) == 2
+    assert lean.peak_bytes < whole.peak_bytes
+    assert (tmp_path / "cmp" / "fedavg-micro-batch-4" / "seed-1" / "summary.json").exists()
+    assert [row.to_json() for row in again()] == [whole.to_json(), lean.to_json()]
+    with pytest.raises(BadInput, match="at least one method"):
+        strata.compare(tiny.model(), tiny.data(), [], out=tmp_path / "none")

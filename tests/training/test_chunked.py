@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from strata.execution.chunks import statistics_of, together
 from strata.graph import ChannelGraph
 from strata.models import densenet40, resnet20
 from strata.training import chunked
@@ -55,7 +56,7 @@ def test_equals_the_whole_batch_in_float64(make, kind: str, monkeypatch: pytest.
 def test_statistics_of_unequal_chunks_by_hand() -> None:
     # one channel, 1 2 3 | 7 : mean 13/4, biased variance (1 + 4 + 9 + 49)/4 - (13/4)^2 = 83/16
     chunks = [torch.tensor([[1.0], [2.0], [3.0]]).view(3, 1, 1, 1), torch.tensor([[7.0]]).view(1, 1, 1, 1)]
-    mean, variance = chunked._together([chunked._statistics(chunk) for chunk in chunks])
+    mean, variance = together([statistics_of(chunk) for chunk in chunks])
     assert mean.tolist() == [3.25]
     assert variance.tolist() == pytest.approx([83 / 16])
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import tempfile
 from dataclasses import replace
 from pathlib import Path
 
@@ -144,7 +145,7 @@ def test_without_a_compiler_there_are_none_and_it_is_said(tmp_path: Path) -> Non
     )
     environment = {
         "PATH": str(tmp_path),
-        "XDG_CACHE_HOME": str(tmp_path),
+        "STRATA_CACHE": str(tmp_path),
         "PYTHONPATH": ":".join(filter(None, sys.path)),
     }
     answer = subprocess.run(
@@ -154,20 +155,28 @@ def test_without_a_compiler_there_are_none_and_it_is_said(tmp_path: Path) -> Non
     assert "no C compiler" in answer.stdout and "--kernels off" in answer.stdout
 
 
-def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "cache").touch()
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+@needs_compiler
+def test_without_a_cache_they_are_built_for_the_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(temporary))
+    monkeypatch.setenv("STRATA_CACHE", "off")
+    monkeypatch.setattr(kernels.library, "FLAGS", ("-O0", *kernels.library.FLAGS[1:]))  # sooner
     kernels.library.library.cache_clear()
     try:
-        assert not kernels.available()
-        training = LocalTraining(kernels=True)
-        with pytest.raises(BadInput, match="cache/strata/kernels: .*Not a directory"):
-            complete(training, tiny.data())
-        program = DeviceProgram(tiny.model(), (3, 8, 8), tiny.data().train, {}, training)
-        with pytest.raises(BadInput, match="cache/strata/kernels"):
-            program.ready()
+        assert kernels.available() and not list(temporary.iterdir())
     finally:
         kernels.library.library.cache_clear()
+
+
+def test_who_is_told_to_use_them_says_why_there_are_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernels.library, "library", lambda: "a reason")
+    training = LocalTraining(kernels=True)
+    with pytest.raises(BadInput, match="a reason"):
+        complete(training, tiny.data())
+    program = DeviceProgram(tiny.model(), (3, 8, 8), tiny.data().train, {}, training)
+    with pytest.raises(BadInput, match="a reason"):
+        program.ready()
 
 
 def test_a_compiler_that_fails_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -175,12 +184,12 @@ def test_a_compiler_that_fails_is_none(tmp_path: Path, monkeypatch: pytest.Monke
     broken.write_text("#!/bin/sh\nexit 1\n")
     broken.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("STRATA_CACHE", str(tmp_path / "cache"))
     kernels.library.library.cache_clear()
     try:
         assert not kernels.available()
         with pytest.raises(BadInput, match="gcc does not build them"):
             kernels.require()
-        assert not list((tmp_path / "cache" / "strata" / "kernels").iterdir()), "nothing half-made stays"
+        assert not list((tmp_path / "cache" / "kernels").iterdir()), "nothing half-made stays"
     finally:
         kernels.library.library.cache_clear()

@@ -17,6 +17,7 @@ from strata.engines.base import EngineFailed
 from strata.engines.ray import Ray, host_and_port
 
 ANSWER_SECONDS = 10.0
+START_TRIES = 3  # Ray gives each of its own processes 30 seconds, which a busy machine can exceed
 QUIET = {  # read when Ray is imported, and by all that it starts
     "RAY_USAGE_STATS_ENABLED": "0",  # nothing calls out
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "1",
@@ -79,12 +80,15 @@ class ClusterConnection:
             ClusterConnection._ours = False
 
     def _start(self, cpus: int) -> None:
-        # "local": also where RAY_ADDRESS or a file of a cluster long gone (ray_current_cluster) names another
-        try:
-            self.ray.init(address="local", num_cpus=cpus, include_dashboard=False, **self._common)
-        except Exception as error:  # a machine so busy that Ray's own time limits pass, for one
-            self.ray.shutdown()
-            raise EngineFailed(f"Ray did not start on this machine: {one_line(error, 300)}") from error
+        for left in reversed(range(START_TRIES)):
+            # "local": also where RAY_ADDRESS or a file of a cluster long gone (ray_current_cluster) names another
+            try:
+                self.ray.init(address="local", num_cpus=cpus, include_dashboard=False, **self._common)
+                return
+            except Exception as error:  # a machine so busy that Ray's own time limits pass, for one
+                self.ray.shutdown()
+                if not left:
+                    raise EngineFailed(f"Ray did not start on this machine: {one_line(error, 300)}") from error
 
     def _join(self, address: str) -> None:
         if address != "auto":

@@ -49,7 +49,7 @@ class RayEngine:
             raise BadInput(f"the engine ray needs at least 1 worker, not {workers}")
         self._cuts, self._retries, self._timeout, self._patience = cuts, retries, timeout, patience
         self.bytes_put = 0  # of tensors, since the beginning
-        self._connection = ClusterConnection(settings, workers or default_workers())
+        self._connection = ClusterConnection(settings, workers or max(1, default_workers()))
         self._ray = self._connection.ray
         try:
             if self._connection.capacity(settings.gpus) < 1:

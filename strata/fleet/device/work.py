@@ -145,7 +145,7 @@ class PreparedDevice:
         self._check(task.cut, tensors)
         kept.keep(task.cut, tensors, meta["frozen"])
         self._warm_up(task, tensors, training)
-        with self._cap(training, client, counted=self.workspace.submodel(task.cut).bytes):
+        with self._cap(training, client, counted=self.workspace.submodel(task.cut, maps=training.maps).bytes):
             update = train_device(self.workspace, task, tensors, self.own_data.train, training, lr, seed)
         return {
             "what": "update",

@@ -16,7 +16,9 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from strata.core.errors import BadInput
+from strata.core.settings import settings_of
 from strata.engines.base import Engine, Outcome
+from strata.execution.execution import Execution
 from strata.federation.jobs import TrainJob
 from strata.fleet.device.work import PLAIN
 from strata.fleet.protocol import codec
@@ -29,9 +31,9 @@ from strata.training import LocalTraining, Update
 
 if TYPE_CHECKING:
     from strata.graph import ChannelGraph, Cut
-    from strata.methods.base import Phase
 
 Say = Callable[[str], None]
+EXECUTED = tuple(settings_of(Execution))
 MOST_DETAIL = 4000  # characters of a device's traceback
 
 
@@ -151,7 +153,7 @@ class FlowerEngine:
                 "device": task.device,
                 "lr": mine.job.lr,
                 "seed": mine.job.seed,
-                "training": self.training,
+                "training": self._training_of(phase),
                 "cut": task.cut.to_json(),
                 "levels": [cut.to_json() for cut in phase.levels],
                 "frozen": frozen,
@@ -164,6 +166,11 @@ class FlowerEngine:
             return "the server could not send its task"
         asked[id] = mine
         return None
+
+    def _training_of(self, phase: Phase) -> dict[str, Any]:
+        """With the phase's own way to take steps, where it has one."""
+        own = phase.execution
+        return self.training if own is None else self.training | {name: getattr(own, name) for name in EXECUTED}
 
     def _judge(
         self, asked: dict[str, SentTask], mine: SentTask, answer: Answer, state: Mapping[str, Tensor]
@@ -315,8 +322,6 @@ def _only_phase(job: TrainJob) -> Phase:
     phase, *more = job.task.phases
     if job.keeping is not None:
         raise BadInput("real devices keep nothing of a method between rounds: simulate this method instead")
-    if more or phase != Phase(phase.cut, levels=phase.levels):
-        raise BadInput(
-            "real devices train one phase a round, with the run's own settings and loss: simulate this method instead"
-        )
+    if more or phase != Phase(phase.cut, phase.execution, phase.levels):
+        raise BadInput("real devices train one phase a round, with the run's own loss: simulate this method instead")
     return phase

@@ -90,5 +90,7 @@ def per_device(method: Method, base: Method, levels: Sequence[int]) -> Method:
         slt: SLT = method  # type: ignore[assignment]  # the one method that has a plan
         return replace(slt, plan=replace(slt.plan, levels=tuple(plan.levels[level] for level in levels)))
     if isinstance(method, Levels) and isinstance(base, Levels) and len(base.constraints) > 1:
-        return replace(method, constraints=tuple(base.constraints[level] for level in levels))
+        executions = tuple(base.executions[level] for level in levels) if base.executions else ()
+        constraints = tuple(base.constraints[level] for level in levels)
+        return replace(method, constraints=constraints, executions=executions)
     return method

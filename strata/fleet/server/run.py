@@ -71,10 +71,9 @@ def run_on_fleet(grid: Grid, settings: RunSettings) -> Result | None:
     saved = _saved(out / FILE) if settings.resume and (out / FILE).exists() else None
     asked = config_of(out, settings.request) if settings.resume else RunConfig.from_json(settings.request)
     config = asked.changed(exact=True)
-    if is_prepared(method_class(config.method)):
-        raise BadInput(
-            f"{config.method} adds to the model, and real devices make the model by its name alone: simulate it"
-        )
+    name = config.approach.method
+    if is_prepared(method_class(name)):
+        raise BadInput(f"{name} adds to the model, and real devices make the model by its name alone: simulate it")
     terms = settings.terms(saved or {})
     if saved is not None and saved["evaluation"] != terms.evaluation:
         raise BadInput(f"this run is evaluated by the {saved['evaluation']}: resume it with the same --evaluation")

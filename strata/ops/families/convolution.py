@@ -88,7 +88,6 @@ def step_bytes(
         # torch's own convolution unfolds the whole batch, unless the kernel is a single pixel
         if any(k != 1 for k in weight.shape[2:]) or any(p not in (0, "valid") for p in _several(padding)):
             columns = prod(weight.shape[1:]) * prod(op.shape[2:]) * x.shape[0] * x.itemsize
-        channels_last = False
     layout = channels_last_strides if channels_last and len(op.shape) == 4 else None
     y = sim.new(op.shape, x.itemsize, layout(op.shape) if layout else None)
     if columns:

@@ -6,6 +6,7 @@ Every name stands for its in-place form too (relu and relu_). Those need byte ru
 from __future__ import annotations
 
 from dataclasses import replace
+from math import prod
 from typing import Any
 
 import torch
@@ -119,7 +120,14 @@ def div_bytes(sim: Simulation, op: SizedOp, a: Any, b: Any) -> Value:
 
 
 def _result(sim: Simulation, op: SizedOp, *inputs: Any) -> Value:
-    return sim.new(op.shape, itemsize(op), elementwise_strides(*[v for v in inputs if isinstance(v, Value)]))
+    y = sim.new(op.shape, itemsize(op), elementwise_strides(*[v for v in inputs if isinstance(v, Value)]))
+    sim.passing(sum(_converted(v, y) for v in inputs if isinstance(v, Value)))
+    return y
+
+
+def _converted(operand: Value, result: Value) -> int:
+    """Bytes of a copy of the operand in the result's type, which the kernel needs of a mask, for example."""
+    return 0 if operand.itemsize == result.itemsize else prod(operand.shape) * result.itemsize
 
 
 def _products(
@@ -134,10 +142,12 @@ def _products(
         assert gradient is not None
         # each product has the size of the result; broadcast ones are summed up afterwards
         results: Gradients = []
-        for need in needs:
+        for need, other in zip(needs, reversed(inputs), strict=True):
             if need and results and temporaries:
                 sim.passing((temporaries + 1) * gradient.bytes)
             results.append(sim.new(op.shape, itemsize(op), gradient.strides) if need else None)
+            if need and other is not None:
+                sim.passing(_converted(other, gradient))
         return results
 
     return inputs, saved, backward

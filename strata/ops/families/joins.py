@@ -70,7 +70,9 @@ def stack_channels(p: Walk, node: FxNode) -> Tensor:
 
 
 def index_select_bytes(sim: Simulation, op: SizedOp, x: Value, dim: int, index: Any) -> Value:
+    whole = sim.contiguous(x)  # it reads a copy of what lies otherwise, such as channels last
     y = sim.new(op.shape, x.itemsize)
+    sim.drop(whole)
     sim.record([x], y, [index] if isinstance(index, Value) else [], fresh(plain(x)))
     return y
 

@@ -13,7 +13,7 @@ from strata.ops.flops import nothing
 from strata.ops.operator import Operator, SamplesApart, register
 from strata.ops.resize import Along, Call
 from strata.ops.sized import SizedOp
-from strata.ops.tape import Backward, Gradients, Simulation, Value
+from strata.ops.tape import Backward, Gradients, Simulation, Value, is_channels_last, lie_alike
 
 # --- batch norm --------------------------------------------------------------------------------------------------
 
@@ -43,8 +43,8 @@ def batch_norm_bytes(
     statistics = [sim.allocate(channels * 4), sim.allocate(channels * 4)] if training else []
     sim.passing(2 * channels * 4)  # scale and shift
     saved = [v for v in (x, weight, running_mean, running_var) if v is not None]
-    # the input's gradient is built in two tensors
-    backward = _norm_backward(x, weight, bias, x.bytes if x.requires_grad else 0)
+    # the input's gradient is built in two tensors, unless what it is built from does not lie alike
+    backward = _norm_backward(x, weight, bias, x.bytes if x.requires_grad else 0, otherwise=0)
     sim.record([x, weight, bias], y, saved, backward, statistics)
     return y
 
@@ -130,15 +130,23 @@ def group_norm_bytes(
     y = sim.new(op.shape, x.itemsize, x.strides)
     statistics = [sim.allocate(batch * groups * 4), sim.allocate(batch * groups * 4)]
     saved = [v for v in (x, weight) if v is not None]
-    # two sums per sample and channel
-    backward = _norm_backward(x, weight, bias, 2 * batch * channels * 4)
+    sums = 2 * batch * channels * 4  # two per sample and channel
+    if is_channels_last(x.shape, x.strides):
+        sim.passing(sums)
+    backward = _norm_backward(x, weight, bias, sums, otherwise=sums + x.bytes)
     sim.record([x, weight, bias], y, saved, backward, statistics)
     return y
 
 
 def _norm_backward(
-    x: Value, weight: Value | None, bias: Value | None, temporary: int, contiguous: bool = False
+    x: Value,
+    weight: Value | None,
+    bias: Value | None,
+    temporary: int,
+    otherwise: int | None = None,
+    contiguous: bool = False,
 ) -> Backward:
+    """`temporary`: bytes beside the results; `otherwise`: if the gradient does not lie as the input did."""
     needs = [v is not None and v.requires_grad for v in (x, weight, bias)]
 
     def backward(sim: Simulation, gradients: Gradients) -> Gradients:
@@ -151,7 +159,7 @@ def _norm_backward(
         for index, v in enumerate((x, weight, bias)):
             if v is not None and needs[index]:
                 results[index] = sim.new(v.shape, v.itemsize, None if contiguous else v.strides)
-        sim.passing(temporary)
+        sim.passing(temporary if otherwise is None or lie_alike(gradient, x) else otherwise)
         for v in held:
             sim.drop(v)
         return results

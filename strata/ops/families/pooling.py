@@ -6,13 +6,21 @@ from dataclasses import replace
 from math import prod
 from typing import Any
 
-from strata.ops.bytes import fresh, plain
 from strata.ops.channels import FxNode, Unsupported, Walk, family
 from strata.ops.families.reductions import mean_bytes
 from strata.ops.flops import nothing
 from strata.ops.operator import Operator, SamplesApart, register
 from strata.ops.sized import SizedOp
-from strata.ops.tape import Simulation, Strides, Value, channels_last_strides, is_channels_last
+from strata.ops.tape import (
+    Backward,
+    Gradients,
+    Simulation,
+    Strides,
+    Value,
+    channels_last_strides,
+    is_channels_last,
+    lie_alike,
+)
 
 
 def channels(p: Walk, node: FxNode) -> Any:
@@ -33,15 +41,29 @@ def _layout(op: SizedOp, x: Value) -> Strides:
 
 def max_bytes(sim: Simulation, op: SizedOp, x: Value, *_: Any, **__: Any) -> Value:
     y = sim.new(op.shape, x.itemsize, _layout(op, x))
-    positions = sim.allocate(prod(op.shape) * 8)
-    sim.record([x], y, [x], fresh(x), [positions])
+    size = prod(op.shape) * 8
+    positions = sim.allocate(size)
+    sim.record([x], y, [x], _backward(x, x.bytes + size), [positions])
     return y
 
 
 def average_bytes(sim: Simulation, op: SizedOp, x: Value, *_: Any, **__: Any) -> Value:
     y = sim.new(op.shape, x.itemsize, _layout(op, x))
-    sim.record([x], y, [x], fresh(x))
+    sim.record([x], y, [x], _backward(x, x.bytes))
     return y
+
+
+def _backward(x: Value, copied: int) -> Backward:
+    """`copied`: where the gradient lies otherwise than the input did, bytes that are worked on as it lies."""
+
+    def backward(sim: Simulation, gradients: Gradients) -> Gradients:
+        (gradient,) = gradients
+        assert gradient is not None
+        result = sim.new(x.shape, x.itemsize, x.strides)
+        sim.passing(0 if lie_alike(gradient, x) else copied)
+        return [result]
+
+    return backward
 
 
 def adaptive_bytes(sim: Simulation, op: SizedOp, x: Value, *_: Any, **__: Any) -> Value:
@@ -51,9 +73,17 @@ def adaptive_bytes(sim: Simulation, op: SizedOp, x: Value, *_: Any, **__: Any) -
 
 
 def upsample_bytes(sim: Simulation, op: SizedOp, x: Value, *_: Any, **__: Any) -> Value:
-    y = sim.new(op.shape, x.itemsize)
-    sim.passing(x.bytes + y.bytes)  # both in the kernel's own layout
-    sim.record([x], y, [], fresh(plain(x)))
+    def backward(sim: Simulation, gradients: Gradients) -> Gradients:
+        (gradient,) = gradients
+        assert gradient is not None
+        last = is_channels_last(gradient.shape, gradient.strides)
+        return [sim.new(x.shape, x.itemsize, channels_last_strides(x.shape) if last else None)]
+
+    layout = _layout(op, x)
+    y = sim.new(op.shape, x.itemsize, layout)
+    if layout is None:
+        sim.passing(x.bytes + y.bytes)  # copies with channels last, which the kernel likes
+    sim.record([x], y, [], backward)
     return y
 
 

@@ -56,8 +56,18 @@ def sum_bytes(sim: Simulation, op: SizedOp, x: Value, *_: Any, **__: Any) -> Val
 
 
 def softmax_bytes(sim: Simulation, op: SizedOp, x: Value, *_: Any, **__: Any) -> Value:
+    def backward(sim: Simulation, gradients: Gradients) -> Gradients:
+        (gradient,) = gradients
+        assert gradient is not None
+        held = sim.contiguous(gradient)
+        result = sim.new(x.shape, x.itemsize)
+        sim.drop(held)
+        return [result]
+
+    held = sim.contiguous(x)
     y = sim.new(op.shape, x.itemsize)
-    sim.record([x], y, [y], fresh(plain(x)))
+    sim.drop(held)
+    sim.record([x], y, [y], backward)
     return y
 
 

@@ -1,4 +1,4 @@
-"""The C sources of this folder, built once per machine with its C compiler and kept."""
+"""The C sources of this folder, built once per machine with its C compiler and kept (core/cache.py)."""
 
 from __future__ import annotations
 
@@ -9,11 +9,13 @@ import platform
 import shutil
 import subprocess
 import tempfile
+from contextlib import nullcontext
 from functools import lru_cache
 from pathlib import Path
 
 from torch import Tensor
 
+from strata.core.cache import private_folder
 from strata.core.errors import BadInput
 
 SOURCES = tuple(Path(__file__).with_name(name) for name in ("narrow.c", "winograd.c"))
@@ -51,24 +53,31 @@ def pointer(tensor: Tensor) -> ctypes.c_void_p:
 def library() -> ctypes.CDLL | str:
     """Or why there is none."""
     compiler = next(filter(None, map(shutil.which, COMPILERS)), None)
-    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "strata" / "kernels"
-    content = [source.read_bytes() for source in SOURCES]
-    key = hashlib.sha256(repr((content, FLAGS, compiler, _processor())).encode()).hexdigest()[:16]
-    path = folder / f"convolutions-{key}.so"
+    kept = private_folder("kernels")
     try:
-        if not path.exists():
-            if compiler is None:
-                return "there is no C compiler: gcc, clang or cc"
-            folder.mkdir(parents=True, exist_ok=True)
-            _build(compiler, path)
-        found = ctypes.CDLL(str(path))
+        # without a cache, for this process alone: what is loaded stays when its file goes
+        with tempfile.TemporaryDirectory(prefix="strata-") if kept is None else nullcontext(kept) as folder:
+            found = _loaded_from(Path(folder), compiler)
     except OSError as error:
-        return f"in {folder}: {error}"
+        return str(error)
     except subprocess.SubprocessError as error:
         return f"the C compiler {compiler} does not build them: {error}"
+    if found is None:
+        return f"there is no C compiler: {', '.join(COMPILERS[:-1])} or {COMPILERS[-1]}"
     found.winograd.restype = found.winograd_weight_gradient.restype = None
     found.winograd_room.restype = ctypes.c_long
     return found
+
+
+def _loaded_from(folder: Path, compiler: str | None) -> ctypes.CDLL | None:
+    content = [source.read_bytes() for source in SOURCES]
+    key = hashlib.sha256(repr((content, FLAGS, compiler, _processor())).encode()).hexdigest()[:16]
+    path = folder / f"convolutions-{key}.so"
+    if not path.exists():
+        if compiler is None:
+            return None
+        _build(compiler, path)
+    return ctypes.CDLL(str(path))
 
 
 def _build(compiler: str, path: Path) -> None:

@@ -6,14 +6,13 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from strata.graph.rewrite import CutCall
 from strata.ops.channels import argument
 from strata.training.kernels import convolution
 from strata.training.stepwise import take
 from strata.training.vectorised.common import add_common_rules
-from strata.training.vectorised.joint_forward import Compute, Form, JointForward, NotVectorisable
+from strata.training.vectorised.joint_forward import Compute, Form, JointForward, NotVectorisable, batch_norm
 
 
 def _side_by_side(values: list[Tensor]) -> Tensor:
@@ -28,7 +27,12 @@ def _features(value: Tensor, devices: int) -> Tensor:
     return value.flatten(1, 3).transpose(1, 2)
 
 
-FORM = Form(_side_by_side, _channels, _features)
+def _batch_norm(value: Tensor, scale: Tensor | None, shift: Tensor | None, eps: float) -> Tensor:
+    """Over all of a channel, which lies in one piece."""
+    return batch_norm(value.reshape(1, value.shape[0] * value.shape[1], -1), scale, shift, eps).view(value.shape)
+
+
+FORM = Form(_side_by_side, _channels, _features, _batch_norm)
 add_common_rules(FORM)
 
 
@@ -57,26 +61,6 @@ def _convolution(joint: JointForward, step: CutCall, maps: dict[Any, bool]) -> C
         convolution(get(v), v[weight].unflatten(0, (joint.devices, -1)), stride, padding)
         + v[added].view(joint.devices, -1, 1, 1, 1)
     )
-
-
-@FORM.rule("batch_norm")
-def _batch_norm(joint: JointForward, step: CutCall, maps: dict[Any, bool]) -> Compute:
-    """Over all of a channel, which lies in one piece."""
-    node = step.node
-    get = joint.input(step, node.args[0])
-    if not maps[node.args[0]] or not node.args[5]:
-        raise NotVectorisable("batch norm of features, or with fixed statistics")
-    scale, shift = (None if p is None else joint.parameter(p) for p in node.args[1:3])
-    eps: Any = node.args[7]
-    maps[node] = True
-
-    def run(v: Any) -> Tensor:
-        x = get(v)
-        flat = x.reshape(1, x.shape[0] * x.shape[1], -1)
-        weight, bias = (None if name is None else v[name] for name in (scale, shift))
-        return functional.batch_norm(flat, None, None, weight, bias, True, 0.0, eps).view(x.shape)
-
-    return run
 
 
 @FORM.rule("average_pooling")

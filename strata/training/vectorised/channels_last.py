@@ -29,7 +29,7 @@ def _features(value: Tensor, devices: int) -> Tensor:
     return value.unflatten(1, (devices, -1)).flatten(2).transpose(0, 1)
 
 
-FORM = Form(side_by_side=lambda values: arranged(torch.cat(values, 1)), take=_channels, features=_features)
+FORM = Form(lambda values: arranged(torch.cat(values, 1)), _channels, _features, batch_norm)
 add_common_rules(FORM)
 
 
@@ -57,18 +57,6 @@ def _convolution(joint: JointForward, step: CutCall, maps: dict[Any, bool]) -> C
         dilation,
         groups * joint.devices,
     )
-
-
-@FORM.rule("batch_norm")
-def _batch_norm(joint: JointForward, step: CutCall, maps: dict[Any, bool]) -> Compute:
-    node = step.node
-    get = joint.input(step, node.args[0])
-    if not maps[node.args[0]] or not node.args[5]:
-        raise NotVectorisable("batch norm of features, or with fixed statistics")
-    scale, shift = (None if p is None else joint.parameter(p) for p in node.args[1:3])
-    eps: Any = node.args[7]
-    maps[node] = True
-    return lambda v: batch_norm(get(v), None if scale is None else v[scale], None if shift is None else v[shift], eps)
 
 
 @FORM.rule("group_norm")

@@ -46,6 +46,19 @@ def _linear(joint: JointForward, step: CutCall, maps: dict[Any, bool]) -> Comput
     return lambda v: torch.baddbmm(v[bias_name].view(joint.devices, 1, -1), get(v), v[weight].transpose(1, 2))
 
 
+def _batch_norm(joint: JointForward, step: CutCall, maps: dict[Any, bool]) -> Compute:
+    node = step.node
+    get = joint.input(step, node.args[0])
+    if not maps[node.args[0]] or not node.args[5]:
+        raise NotVectorisable("batch norm of features, or with fixed statistics")
+    scale, shift = (None if p is None else joint.parameter(p) for p in node.args[1:3])
+    eps: Any = node.args[7]
+    maps[node] = True
+    return lambda v: joint.form.batch_norm(
+        get(v), None if scale is None else v[scale], None if shift is None else v[shift], eps
+    )
+
+
 def _dropout(joint: JointForward, step: CutCall, maps: dict[Any, bool]) -> Compute:
     node = step.node
     if argument(node, 1, "p") and argument(node, 2, "train"):
@@ -81,6 +94,7 @@ def _flatten(joint: JointForward, step: CutCall, maps: dict[Any, bool]) -> Compu
 def add_common_rules(form: Form) -> None:
     form.rule("elementwise")(_elementwise)
     form.rule("linear")(_linear)
+    form.rule("batch_norm")(_batch_norm)
     form.rule("dropout")(_dropout)
     form.rule("mean")(_mean)
     form.rule("flatten")(_flatten)

@@ -33,6 +33,7 @@ class Form:
     side_by_side: Callable[[list[Tensor]], Tensor]  # one map per device, [batch, channels, height, width]
     take: Callable[[Tensor, int, Any], Tensor]  # of maps, these channels of every device; with the number of devices
     features: Callable[[Tensor, int], Tensor]  # of maps, with the number of devices: [devices, batch, features]
+    batch_norm: Callable[[Tensor, Tensor | None, Tensor | None, float], Tensor]  # of maps; with scale, shift and eps
     rules: dict[str, Rule] = field(default_factory=dict)
 
     def rule(self, *names: str) -> Callable[[Rule], Rule]:

@@ -1,0 +1,176 @@
+"""`strata fit`: what fits a budget, what each way costs, and which one to take."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shlex
+import sys
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from strata.cli.plan import picture_format
+from strata.core.errors import BadInput, Infeasible
+from strata.core.flags import add_flags, flags_of, given
+from strata.core.sizes import at_least_one, parse_shape
+from strata.planning.device_time import SAMPLES, add_speed_flags, speed_of
+from strata.runs.config import RunConfig
+
+if TYPE_CHECKING:
+    from strata.data import FederatedData
+    from strata.planning.fit import Fit
+
+    Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]
+
+EXAMPLES = """examples:
+  strata fit --model resnet20 --budget 6.5MiB
+  strata fit --model resnet20 --budget 2MiB,8MiB --gflops 2 --mbit 5 --picture fit.png
+  strata fit --model mypkg.nets:make_net --input 3x64x64 --budget 48MiB --data cifar10 --data-dir DIR --pilot 5
+"""
+# Of a run's settings, those that a fit looks at; its commands hand them on.
+LOOKED_AT = (
+    "model", "data", "data_dir", "partition", "budgets", "max_flops", "max_upload", "rounds", "devices", "per_round",
+    "epochs", "seed", *(key for key, one in RunConfig.described().items() if one.part == "execution"),
+)  # fmt: skip
+
+
+def add_parser(subparsers: Subparsers) -> None:
+    parser = subparsers.add_parser(
+        "fit",
+        help="every way to train a model within a budget, what it costs, and which one to take",
+        description="Give every method its best setting within a memory budget per device, by the cheapest execution "
+        "that fits, and say which to take. The rule is in docs/fit.md.",
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add_flags(parser, RunConfig, only=LOOKED_AT)
+    group = parser.add_argument_group("what the model takes and gives (without --data)")
+    group.add_argument("--classes", metavar="N", help="number of classes (default 10, or what the callable chooses)")
+    group.add_argument("--input", metavar="CxHxW", help="input shape, no batch (default 3x32x32)")
+    group.add_argument("--samples", metavar="N", help=f"training samples of a device (default {SAMPLES})")
+    time = parser.add_argument_group("time (without these: on this machine, by a short calibration)")
+    add_speed_flags(time)
+    output = parser.add_argument_group("output")
+    output.add_argument(
+        "--pilot", metavar="R", help="train each way for R rounds on --data, and say how accurate it is"
+    )
+    output.add_argument("--picture", metavar="FILE", help="draw bytes against cost: a .png, .svg or .pdf")
+    output.add_argument("--json", action="store_true", help="the answer as JSON on stdout")
+    parser.set_defaults(func=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    asked = given(argparse.Namespace(**{key: getattr(args, key) for key in LOOKED_AT}), RunConfig)
+    if "budgets" not in asked:
+        raise BadInput("give what a device can hold: --budget, such as 6.5MiB")
+    if args.pilot is not None and "data" not in asked:
+        raise BadInput("a pilot trains, so it needs data: give --data, such as digits or cifar10")
+    if "data" in asked and (args.input or args.classes or args.samples):
+        raise BadInput(
+            "the data says what the model takes and how many samples there are: leave out --input, --classes and "
+            "--samples"
+        )
+    pilot = None if args.pilot is None else at_least_one(args.pilot, "--pilot")
+    speed = speed_of(args)
+    picture_format(args.picture)
+    config = RunConfig.of(**asked, lean=True)
+    say("loading torch and the model")
+    found = fit_of(config, args, speed)
+    if pilot is not None and found.recommended is not None:
+        found = piloted(found, config, pilot)
+    if args.picture and found.recommended is not None:
+        from strata.planning.fit_table import save_picture
+
+        save_picture(found, args.picture)
+        say(f"picture: {args.picture}")
+    if args.json:
+        print(json.dumps(found.to_json(), indent=2))
+    else:
+        show(found)
+    if found.recommended is None:
+        raise Infeasible(found.reason)
+    return 0
+
+
+def fit_of(config: RunConfig, args: argparse.Namespace, speed: Any) -> Fit:
+    from strata.graph import ChannelGraph  # torch: only once everything above has been read
+    from strata.methods.fitting import fit
+    from strata.models.loading import load_model
+
+    problem = config.problem
+    data = load_data_of(config) if args.data is not None else None
+    if data is None:
+        shape = parse_shape(args.input or "3x32x32")
+        classes = None if args.classes is None else at_least_one(args.classes, "--classes")
+        graph = ChannelGraph(load_model(problem.model, classes, shape), input_shape=shape)
+        samples = SAMPLES if args.samples is None else at_least_one(args.samples, "--samples")
+    else:
+        graph = ChannelGraph(load_model(problem.model, data.classes, data.input_shape), data.inputs)
+        samples = max(1, len(data.train) // config.fleet.devices)
+    return fit(
+        graph,
+        [f"{size}B" for size in config.approach.budgets],
+        rounds=config.course.rounds,
+        execution=config.execution,
+        max_flops=config.approach.max_flops,
+        max_upload=None if config.approach.max_upload is None else f"{config.approach.max_upload}B",
+        gflops=None if speed is None else speed.gflops,
+        mbit=None if speed is None else speed.mbit,
+        devices=config.fleet.devices,
+        per_round=config.fleet.per_round,
+        samples=samples,
+        epochs=config.local.epochs,
+        name=problem.model,
+        command=lambda method: command_of(config, method),
+        say=say,
+    )
+
+
+def load_data_of(config: RunConfig) -> FederatedData:
+    from strata.runs.launch import load_data
+
+    return load_data(config)
+
+
+def command_of(config: RunConfig, method: str) -> str:
+    """What to paste."""
+    flags = flags_of(config.changed(method=method))
+    if "--method" not in flags:  # it is the default
+        flags = ["--method", method, *flags]
+    return shlex.join(["strata", "run", *flags, "--out", f"runs/{method}"])
+
+
+def piloted(found: Fit, config: RunConfig, rounds: int) -> Fit:
+    """With the accuracy of each way after so many rounds."""
+    from strata.planning.fit import with_beaten
+    from strata.runs.launch import Resources, launch
+
+    ways = list(found.ways)
+    resources = Resources()
+    try:
+        with tempfile.TemporaryDirectory(prefix="strata-pilot-") as folder:
+            for number, way in enumerate(ways):
+                if not way.fits:
+                    continue
+                say(f"pilot: {rounds} rounds of {way.method}")
+                asked = config.changed(method=way.method, rounds=rounds)
+                result = launch(asked, Path(folder) / way.method, progress=False, resources=resources)
+                ways[number] = replace(way, accuracy=result.summary["accuracy"])
+    finally:
+        resources.close()
+    return replace(found, ways=with_beaten(ways, found.recommended))
+
+
+def say(text: str) -> None:
+    print(f"strata fit: {text}", file=sys.stderr, flush=True)
+
+
+def show(found: Fit) -> None:
+    from rich.console import Console
+
+    console = Console(highlight=False)
+    if not console.is_terminal or console.width < 132:  # wrapped cells are harder to read than long lines
+        console.width = 150
+    console.print(found, soft_wrap=False)

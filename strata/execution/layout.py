@@ -1,0 +1,86 @@
+"""How images lie in memory while a cut trains: with channels last where that works, else in the usual order.
+
+Convolutions run up to twice as fast on CPUs with channels last. Bytes depend on it, as some operators copy what does
+not lie as they like it; so whoever trains and whoever counts asks here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from strata.execution.simulated import Pass
+from strata.graph.inputs import images_last
+from strata.ops.channels import argument
+from strata.ops.tape import Simulation
+
+if TYPE_CHECKING:
+    from strata.graph import ChannelGraph, Cut
+
+aten = torch.ops.aten
+_VIEWS = (aten.view.default, aten._unsafe_view.default)  # they refuse where `reshape` and `flatten` would copy
+_LANES = 16  # floats in the widest register, AVX-512's
+
+
+def channels_last(graph: ChannelGraph, cut: Cut) -> bool:
+    """Whether the cut's submodel is trained, and evaluated, with images channels last."""
+    has_images = any(len(one.shape) == 3 for one in graph.inputs.inputs)
+    has_volumes = any(len(shape) == 5 for shape in cut.shapes.values())  # torch has another order for these
+    if not has_images or has_volumes:
+        return False
+    nodes = graph.mode("train").graph.nodes
+    return not any(_overruns(node, cut) for node in nodes) and _views_hold(graph, cut)
+
+
+def _overruns(node: Any, cut: Cut) -> bool:
+    """A convolution for which torch 2.13 writes past the end of a buffer in backward, so that the process dies, or goes
+    on with a damaged heap: oneDNN gathers the pixels that a strided 1x1 kernel meets a full register at a time, and of
+    channels that are last and fewer than its floats the last pixel's stick out. Seen with 2 to 7 channels on AVX2, for
+    the gradient of the weight, in images whose size is a multiple of the stride; in the usual order it does not happen.
+    """
+    if node.target is not aten.conv2d.default:
+        return False
+    name = str(node.args[1].target)
+    shape = cut.shapes[name] if name in cut.shapes else tuple(node.args[1].meta["val"].shape)
+    strided = set(_both(argument(node, 3, "stride", 1))) != {1}
+    return strided and shape[2:] == (1, 1) and 1 < shape[1] < _LANES and name not in cut.frozen
+
+
+def _both(value: Any) -> Sequence[int]:
+    return (value,) if isinstance(value, int) else value
+
+
+def _views_hold(graph: ChannelGraph, cut: Cut) -> bool:
+    if not any(node.target in _VIEWS for node in graph.mode("train").graph.nodes):
+        return True
+    forward = Pass(Simulation(0), graph.sized(cut, 2), channels_last=True)
+    values = dict(forward.standing)
+    for op in forward.calls:
+        values[op.name] = forward.apply_or_guess(op, values)
+        if op.target in _VIEWS and values[op.name].storage != values[op.inputs[0]].storage:
+            return False
+    return True
+
+
+def submodel_as_trained(graph: ChannelGraph, cut: Cut) -> tuple[nn.Module, bool]:
+    """The cut's submodel with its weights as they lie in training, and whether that is channels last."""
+    module = graph.submodel(cut, zeros=True)
+    return module, channels_last(graph, cut) and _runs(module, graph.inputs.example(2))
+
+
+def _runs(module: nn.Module, example: Sequence[Tensor]) -> bool:
+    """Puts its weights in that order and tries. Should the simulation be mistaken, as of an operator with a rule of a
+    user's own, that must cost bytes and not the run."""
+    module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # torch's stub lacks this form
+    try:
+        with torch.inference_mode():
+            module.eval()(*images_last(example))
+    except RuntimeError:
+        module.to(memory_format=torch.contiguous_format)  # type: ignore[call-overload]
+        return False
+    finally:
+        module.train()
+    return True

@@ -1,0 +1,135 @@
+"""table-frontier, which the paper does not show: the most accurate model in N true bytes.
+
+Every method gets the same bytes, counted as a device's tensors really take them, and its best execution within them
+(`--lean`): micro-batches and recomputation as needed, the widest model or the fewest frozen layers that then fit. SLT
+is planned by these bytes, not by the paper's count. CIFAR10; ResNet20, where activations rule, and ResNet18, where
+parameters do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from strata.core.sizes import show_bytes
+from strata.experiments.base import Asked, Cell, Experiment, runs_of
+from strata.experiments.cells import CellResult, Results
+from strata.experiments.setups import IID, NONIID, label
+from strata.experiments.tables import notes, record
+from strata.results import figures
+from strata.results.appearance import colour_of
+from strata.results.tables import Table, write
+
+MIB = 2**20
+WHOLE = "fedavg"
+WAYS = (WHOLE, "small", "slt", "fedrolex")  # with one kind of device HeteroFL is the small model
+TITLE = "Accuracy within true bytes, every method at its best execution: CIFAR10"
+
+
+@dataclass(frozen=True)
+class Panel:
+    """A network on one partition of the data, under several budgets."""
+
+    model: str
+    partition: str
+    budgets: tuple[float, ...]  # MiB
+    ways: tuple[str, ...] = WAYS
+    too_large: tuple[tuple[float, str], ...] = ()  # budgets and methods for which nothing fits (tested)
+
+    @property
+    def title(self) -> str:
+        return f"{label(self.model)}, {label(self.partition)}"
+
+    def cell(self, budget: float, method: str) -> Cell:
+        options = (("budgets", (int(budget * MIB),)), ("lean", True))
+        return Cell("cifar10", self.model, self.partition, (), method, options=options)
+
+    def cells(self) -> dict[tuple[float, str], Cell]:
+        every = [(budget, method) for budget in self.budgets for method in self.ways]
+        return {one: self.cell(*one) for one in every if one not in self.too_large}
+
+
+PANELS = (
+    Panel("resnet20", IID, (2.5, 4, 6.5, 10.6, 16), too_large=((2.5, WHOLE), (4, WHOLE))),
+    Panel("resnet20", NONIID, (6.5,), (WHOLE, "small", "slt")),
+    Panel("resnet18", IID, (48, 96), (WHOLE, "small", "slt"), too_large=((48, WHOLE), (96, WHOLE))),
+)
+
+
+def table_frontier(asked: Asked) -> Experiment:
+    def render(results: Results, out: Path) -> list[Path]:
+        found = {(panel, *at): results.every(cell) for panel in PANELS for at, cell in panel.cells().items()}
+        tables = [_table(panel, found) for panel in PANELS]
+        finished = {f"{at}": one for at, every in found.items() for one in every}
+        records = [_record(at, cell, found) for at, cell in _every_cell()]
+        with figures.figure(out, "figure", size=(5.4, 4.0)) as (axes, pictures):
+            _draw(axes[0][0], PANELS[0], found)
+        return write(out, TITLE, tables, records, [notes([finished])[0], *_about()], pictures)
+
+    return Experiment("table-frontier", TITLE, runs_of([cell for _, cell in _every_cell()], asked), render)
+
+
+At = tuple[Panel, float, str]
+Found = dict[At, list[CellResult]]
+
+
+def _every_cell() -> list[tuple[At, Cell]]:
+    return [((panel, *at), cell) for panel in PANELS for at, cell in panel.cells().items()]
+
+
+def _table(panel: Panel, found: Found) -> Table:
+    lines = []
+    for budget in panel.budgets:
+        for method in panel.ways:
+            name = "whole model" if method == WHOLE else label(method)
+            if (budget, method) in panel.too_large:
+                lines.append((f"{budget:g} MiB", name, "does not fit", *[""] * 5))
+                continue
+            every: Sequence[CellResult | None] = found[panel, budget, method] or (None,)
+            lines += [(f"{budget:g} MiB", name, *_columns(one)) for one in every]
+    header = ("budget", "method", "accuracy in %", "measured peak", "upload", "training", "rounds", "seeds")
+    return Table(panel.title, header, tuple(lines))
+
+
+def _columns(one: CellResult | None) -> tuple[str, ...]:
+    if one is None:
+        return ("–",) * 6
+    upload, training = (max(summary[key] for summary in one.summaries) for key in ("upload_bytes", "train_flops"))
+    work = f"{training / 1e12:.3g} TFLOP"
+    return str(one), show_bytes(one.peak_bytes), show_bytes(upload), work, str(one.rounds), str(one.seeds)
+
+
+def _about() -> Sequence[str]:
+    return (
+        "Budget: tensor bytes of a device's training step by `peak`; library scratch and the process itself come on "
+        "top. Measured peak: of the largest device over all rounds. Upload and training: all devices of one run.",
+        "Every method runs lean: the cheapest execution (micro-batch, recomputation, released gradients) with which "
+        "its widest cut fits; `plan.json` and `config.json` of each run say which. Under micro-batches batch norm sees "
+        "only the samples of one part.",
+        "Whole model: FedAvg. FedRolex trains the same width as the small model. With one kind of device HeteroFL is "
+        "the small model.",
+    )
+
+
+def _record(at: At, cell: Cell, found: Found) -> dict[str, Any]:
+    panel, budget, method = at
+    one = max(found[panel, budget, method], key=lambda each: each.rounds, default=None)
+    return {"budget_mib": budget, **record(cell, one), "run_peak_bytes": one and one.peak_bytes}
+
+
+def _draw(axes: Any, panel: Panel, found: Found) -> None:
+    for method in panel.ways:
+        own = [
+            (budget, one)
+            for budget in panel.budgets
+            for one in found.get((panel, budget, method), [])[-1:]  # the longest
+        ]
+        if own:
+            x, y = [budget for budget, _ in own], [one.mean for _, one in own]
+            name = "whole model" if method == WHOLE else label(method)
+            figures.points(axes, x, y, [one.std or 0.0 for _, one in own], color=colour_of(method), label=name)
+    axes.set(xlabel="true bytes of a device in MiB", ylabel="accuracy in %", xlim=(0, None), ylim=(0, None))
+    if axes.get_legend_handles_labels()[0]:
+        axes.legend()

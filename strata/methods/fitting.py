@@ -1,0 +1,386 @@
+"""`strata.fit`: every method at its best within a budget, and what each would cost."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from math import prod
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from strata.core.errors import BadInput, Infeasible
+from strata.core.settings import settings_of
+from strata.core.sizes import at_least_one, parse_bytes, parse_shape, several, show_bytes
+from strata.execution import Execution, backward, flops, memory
+from strata.graph import ChannelGraph
+from strata.methods.base import Levels
+from strata.methods.budget import Budget
+from strata.methods.fedavg import FedAvg
+from strata.methods.registry import METHODS, method_class
+from strata.planning.choosing import Ceilings
+from strata.planning.device_time import SAMPLES, Speed
+from strata.planning.executions import LEVERS, is_normed
+from strata.planning.fit import Fit, Way, recommend, with_beaten
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from strata.execution import Memory
+    from strata.graph import Cut
+    from strata.methods.base import Method, Phase, Task
+
+SAMPLED = 16  # rounds of each step of a method, at the most, that are looked at
+RULED = ("fedavg", "small", "slt")  # the methods that the rule chooses among
+CALIBRATION = 1.0  # seconds, about
+Say = Callable[[str], None]
+Sampled = tuple["Task", int, float]  # a task, the rounds of its step, and how many tasks of the run it stands for
+
+
+def fit(
+    model: nn.Module | ChannelGraph,
+    budget: str | int | Sequence[str | int],
+    input_shape: Sequence[int] | str | None = None,
+    *,
+    rounds: int = 500,
+    batch_size: int = 32,
+    execution: Execution | None = None,
+    max_flops: float | None = None,
+    max_upload: str | int | None = None,
+    gflops: float | None = None,
+    mbit: float | None = None,
+    devices: int = 100,
+    per_round: int = 10,
+    samples: int = SAMPLES,
+    epochs: int = 1,
+    methods: Sequence[str] | None = None,
+    name: str | None = None,
+    calibrate: bool = True,
+    command: Callable[[str], str] | None = None,
+    say: Say = lambda text: None,
+) -> Fit:
+    """All ways to train `model` within `budget` bytes ("6.5 MiB"; several: levels of devices), and the one to take.
+
+    Every method gets the largest setting that fits by any execution, and of these the cheapest. `max_flops` (of a step,
+    in units of the whole model's plain one) and `max_upload` (bytes a round and device) are further ceilings.
+    `samples`: of a device. Minutes are those of this machine, by a short calibration, or of a device with these
+    `gflops` and `mbit`. `methods`: all that are registered. What does not fit is listed with how much is missing.
+    """
+    sizes = tuple(parse_bytes(size) for size in several(budget))
+    if not sizes:
+        raise BadInput("give at least one budget in bytes, such as '24 MiB'")
+    if (gflops is None) != (mbit is None):
+        raise BadInput("hours of a device need both of its speeds: give gflops, such as 2, and mbit, such as 5")
+    if max_flops is not None and not max_flops > 0:
+        raise BadInput(f"max_flops is a multiple of plain training's FLOPs above 0, such as 2, not {max_flops}")
+    ceilings = Ceilings(max_flops, None if max_upload is None else parse_bytes(max_upload))
+    graph = (
+        model
+        if isinstance(model, ChannelGraph)
+        else ChannelGraph(model, input_shape=parse_shape(input_shape or (3, 32, 32)))
+    )
+    execution = execution or Execution(at_least_one(batch_size, "the batch size"))
+    asked = Budget(execution, sizes=sizes, rounds=rounds, lean=True, ceilings=ceilings, model_name=name)
+    _check_ceilings(graph, asked)
+    costs = _Costs(graph, execution, rounds, devices, per_round, samples * epochs)
+    ways = list(_ways(graph, asked, costs, methods, say))
+    speed = None if gflops is None or mbit is None else Speed(gflops, mbit)
+    seconds, time_on = _timing(graph, execution, speed, calibrate, per_round, say)
+    timed = (
+        replace(
+            way,
+            minutes=seconds(way) / 60 if way.fits and seconds else None,
+            command=_command(way, command, sizes, rounds),
+        )
+        for way in ways
+    )
+    found = tuple(timed)
+    recommended, reason = recommend(found)
+    return Fit(
+        name or ("graph" if isinstance(model, ChannelGraph) else type(model).__name__),
+        tuple(graph.input_shape),
+        execution.batch_size,
+        sizes,
+        memory(graph, graph.full(), execution).total,
+        rounds,
+        with_beaten(found, recommended),
+        recommended,
+        reason,
+        time_on,
+        samples=samples,
+        per_round=per_round,
+    )
+
+
+def recommended(graph: ChannelGraph, budget: Budget) -> Way:
+    """The way that `fit` would recommend within this budget, by the same rule."""
+    ways = tuple(_ways(graph, budget, _Costs(graph, budget.execution, budget.rounds), RULED))
+    number, reason = recommend(ways)
+    if number is None:
+        raise Infeasible(reason)
+    return ways[number]
+
+
+def what_fits(graph: ChannelGraph, budget: Budget) -> str:
+    """For a refusal: which ways there are within the budget, in one sentence."""
+    lean = replace(budget, lean=True, options={}, reserve=None, accounting=None)
+    ways = [way for way in _ways(graph, lean, _Costs(graph, lean.execution, lean.rounds), RULED) if way.fits]
+    if not ways:
+        return "nothing else fits either: give a larger budget (`strata fit` says which)"
+    size = min(budget.sizes)
+    named = "; ".join(
+        f"{way.method} at {way.setting}, {flags_for(way.execution)} ({show_bytes(way.peak_bytes)})" for way in ways
+    )
+    return f"within {size} bytes: {named}; --lean finds these settings"
+
+
+def flags_for(execution: Execution) -> str:
+    """Of its levers, as on the command line."""
+    turned = execution.differences(Execution(execution.batch_size))
+    known = settings_of(Execution)
+    words = [f"{known[name].option_of(name)} {value}" for name, value in turned.items() if name in LEVERS]
+    return "with " + " ".join(words) if words else "as it is"
+
+
+def _ways(
+    graph: ChannelGraph,
+    budget: Budget,
+    costs: _Costs,
+    methods: Sequence[str] | None = None,
+    say: Say = lambda text: None,
+) -> Iterator[Way]:
+    for name in methods or [key for key in METHODS if _needs_no_other_model(key)]:
+        say(f"fitting {name}")
+        way = _way(name, graph, budget, costs)
+        if way is not None:
+            yield way
+
+
+def _needs_no_other_model(name: str) -> bool:
+    """A method that puts heads of its own on the model has another graph."""
+    from strata.methods.heads import is_prepared
+
+    return not is_prepared(method_class(name))
+
+
+def _check_ceilings(graph: ChannelGraph, budget: Budget) -> None:
+    narrowest = graph.prefix(0.001)
+    if not budget.chooser(graph).allows(narrowest, budget.execution):
+        raise BadInput(
+            f"no way is within the ceiling of {budget.ceilings}, whatever the memory: even one channel per layer takes "
+            "more; raise it"
+        )
+
+
+def _command(way: Way, command: Callable[[str], str] | None, sizes: tuple[int, ...], rounds: int) -> str:
+    if not way.fits:
+        return ""
+    if command is not None:
+        return command(way.method)
+    budget = sizes[0] if len(sizes) == 1 else list(sizes)
+    return (
+        f'strata.run(model, data, "{way.method}", budget={budget}, lean=True, rounds={rounds}, out="runs/{way.method}")'
+    )
+
+
+def _way(name: str, graph: ChannelGraph, budget: Budget, costs: _Costs) -> Way | None:
+    """None: the method makes nothing of this network (fjord of levels that are not nested), or is another one."""
+    method = method_class(name)
+    normed = is_normed(graph, budget.execution)
+    try:
+        made = method.from_budget(graph, budget).executed(budget)
+    except Infeasible as error:
+        return _short(name, graph, budget, error)
+    except BadInput:
+        return None
+    tasks = list(costs.tasks(made))
+    if not isinstance(made, FedAvg) and all(task.cut == graph.full() for task, _, _ in tasks):
+        return None  # the whole model under another name
+    train, up, down = costs.totals(tasks)
+    return Way(
+        name,
+        setting_of(made),
+        costs.execution_of(tasks),
+        True,
+        costs.peak(made, tasks, budget),
+        mapped_bytes=costs.mapped(tasks),
+        trained_share=costs.trained_share(made, tasks),
+        train_flops=train,
+        upload_bytes=up,
+        download_bytes=down,
+        normed=normed,
+        everywhere=all(map(made.can_train, range(len(budget.sizes)))),
+    )
+
+
+def _short(name: str, graph: ChannelGraph, budget: Budget, error: Infeasible) -> Way:
+    """What it would need at the least: of the whole model, of a plan's smallest budget, or of the narrowest model."""
+    chooser = budget.chooser(graph)
+    remedies = getattr(error, "remedies", None)
+    if remedies is not None:
+        need, what, execution = remedies.smallest_budget_bytes, "its smallest plan", chooser.executions[-1]
+    else:
+        width = 1.0 if not issubclass(method_class(name), Levels) or name == "fedavg" else 0.001
+        cut = graph.prefix(width)
+        execution = min(chooser.executions, key=lambda one: chooser.memory(cut, one).total)
+        need, what = chooser.memory(cut, execution).total, "the whole model" if width == 1 else "one channel per layer"
+    short = max(0, need - min(budget.sizes))
+    return Way(name, what, execution, False, need, short, normed=is_normed(graph, budget.execution))
+
+
+def setting_of(method: Method) -> str:
+    plan = getattr(method, "plan", None)
+    if plan is not None:
+        return "one step" if len(plan.steps) == 1 else f"{len(plan.steps)} steps"
+    if isinstance(method, Levels):
+        widths = ", ".join(f"{scale:g}" for scale in dict.fromkeys(method.constraints))
+        return "the whole model" if widths == "1" else f"width {widths}"
+    return "the whole model"
+
+
+# --- what a way costs ------------------------------------------------------------------------------------------------
+
+
+class _Costs:
+    """Of methods over a run, seen through some of their tasks."""
+
+    def __init__(
+        self,
+        graph: ChannelGraph,
+        execution: Execution,
+        rounds: int,
+        devices: int = 100,
+        per_round: int = 10,
+        samples: int = 1,
+    ) -> None:
+        self.graph, self.execution, self.rounds, self.samples = graph, execution, rounds, samples
+        self.devices, self.per_round = devices, min(per_round, devices)
+        self._flops: dict[Any, int] = {}
+        self._memory: dict[Any, Memory] = {}
+
+    def tasks(self, method: Method) -> Iterator[Sampled]:
+        """Some of every step."""
+        steps: dict[int, list[int]] = {}
+        for round in range(self.rounds):
+            steps.setdefault(self._step(method, round), []).append(round)
+        levels = max(1, min(method.period or 1, self.devices))
+        for rounds in steps.values():
+            chosen = rounds[:: -(-len(rounds) // SAMPLED)]
+            tasks = [task for round in chosen for task in method.assign(round, range(levels))]
+            for task in tasks:
+                yield task, len(rounds), len(rounds) * self.per_round / len(tasks)
+
+    @staticmethod
+    def _step(method: Method, round: int) -> int:
+        plan = getattr(method, "plan", None)
+        # early stopping decides it in training: all of it at the last step is the most that it costs
+        return len(plan.steps) - 1 if plan is not None and plan.schedule == "early-stopping" else method.step(round)
+
+    def totals(self, tasks: Sequence[Sampled]) -> tuple[int, int, int]:
+        """FLOPs, bytes up, bytes down."""
+        train = up = down = 0.0
+        for task, rounds, count in tasks:
+            trained, frozen = self._bytes(task)
+            # frozen layers come down once in a step to every device that is asked in it
+            asked = rounds * self.per_round
+            first = self.devices * (1 - (1 - self.per_round / self.devices) ** rounds) / asked
+            train += count * self.samples * sum(map(self._flops_of, task.phases))
+            up += count * trained
+            down += count * (trained + frozen * min(1.0, first))
+        return round(train), round(up), round(down)
+
+    def peak(self, method: Method, tasks: Sequence[Sampled], budget: Budget) -> int:
+        found = [one.total for one in self._memories(tasks)]
+        if isinstance(method, Levels):  # with what a device keeps beside its own level
+            levels = [level for level in range(len(method.constraints)) if method.can_train(level)]
+            found += [self._of_level(method, level, budget) for level in levels]
+        return max(found, default=0)
+
+    def _of_level(self, method: Levels, level: int, budget: Budget) -> int:
+        own = (method.executions[level] if method.executions else None) or self.execution
+        chooser = budget.chooser(self.graph)
+        return method.most_bytes(lambda cut: chooser.memory(cut, own).total)[level]
+
+    def mapped(self, tasks: Sequence[Sampled]) -> int:
+        return max((getattr(one, "mapped", 0) for one in self._memories(tasks)), default=0)
+
+    def trained_share(self, method: Method, tasks: Sequence[Sampled]) -> float:
+        names = {name for task, _, _ in tasks for name in task.cut.trained}
+        cut, full = method.server_cut(), self.graph.full()
+        trained = sum(prod(cut.shapes[name]) for name in names)
+        return trained / sum(prod(full.shapes[name]) for name in full.parameters)
+
+    def execution_of(self, tasks: Sequence[Sampled]) -> Execution:
+        """Of its largest task."""
+        phases = [phase for task, _, _ in tasks for phase in task.phases]
+        largest = max(phases, key=lambda phase: self._memory_of(phase).total)
+        return largest.execution or self.execution.alone
+
+    def _memories(self, tasks: Sequence[Sampled]) -> list[Memory]:
+        return [self._memory_of(phase) for task, _, _ in tasks for phase in task.phases]
+
+    def _key(self, cut: Cut, execution: Execution | None) -> Any:
+        return cut.output, tuple(cut.shapes.values()), cut.frozen, execution
+
+    def _memory_of(self, phase: Phase) -> Memory:
+        key = self._key(phase.cut, phase.execution)
+        if key not in self._memory:
+            self._memory[key] = memory(self.graph, phase.cut, phase.execution or self.execution)
+        return self._memory[key]
+
+    def _flops_of(self, phase: Phase) -> float:
+        levels = phase.levels or (phase.cut,)
+        for cut in levels:
+            key = self._key(cut, phase.execution)
+            if key not in self._flops:
+                self._flops[key] = flops(self.graph, cut, phase.execution or self.execution).real_train
+        return sum(self._flops[self._key(cut, phase.execution)] for cut in levels) / len(levels)
+
+    def _bytes(self, task: Task) -> tuple[int, int]:
+        """Of the trained and of the frozen parameters."""
+        cut, sizes = task.cut, self.graph.state_dtypes
+        trained = sum(prod(cut.shapes[name]) * sizes[name].itemsize for name in cut.trained)
+        return trained, sum(prod(cut.shapes[name]) * sizes[name].itemsize for name in cut.frozen if name in cut.shapes)
+
+
+def _timing(
+    graph: ChannelGraph, execution: Execution, speed: Speed | None, calibrate: bool, per_round: int, say: Say
+) -> tuple[Callable[[Way], float] | None, str]:
+    """Seconds of a way, and on what."""
+    if speed is not None:
+        given = speed
+
+        def of_device(way: Way) -> float:  # the devices of a round work at the same time
+            return given.seconds(way.train_flops, way.upload_bytes + way.download_bytes) / per_round
+
+        return of_device, f"of devices with {speed}"
+    if not calibrate:
+        return None, ""
+    say("timing a few steps of the whole model")
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    rate = cores * flops_per_second(graph, execution)
+    return (lambda way: way.train_flops / rate), f"of {cores} cores here, by a few steps of the whole model and FLOPs"
+
+
+def flops_per_second(graph: ChannelGraph, execution: Execution) -> float:
+    """Of one core in training the whole model, by a few real steps."""
+    samples = min(execution.at_once, 16)
+    few = replace(execution.alone, batch_size=samples, micro_batch=None, activation_checkpointing=None)
+    module, inputs = graph.submodel(graph.full(), zeros=True), graph.inputs.example(samples)
+    module.train()
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        with torch.random.fork_rng(devices=[]):
+            labels = torch.zeros(samples, dtype=torch.int64)
+            fastest, begin = float("inf"), time.perf_counter()
+            while fastest == float("inf") or time.perf_counter() - begin < CALIBRATION:
+                start = time.perf_counter()
+                backward(module, inputs, labels, few, None)
+                fastest = min(fastest, time.perf_counter() - start)
+                module.zero_grad()
+    finally:
+        torch.set_num_threads(threads)
+    return samples * flops(graph, graph.full()).real_train / fastest

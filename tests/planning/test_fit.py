@@ -1,0 +1,121 @@
+"""What `strata fit` compares and recommends."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+import strata
+from strata.core.errors import BadInput
+from strata.execution import Execution, flops, memory, traffic
+from strata.planning.fit import Fit, Way, recommend, with_beaten
+from tests.methods.tiny import tiny_graph
+
+STEP = Execution(16)
+KEYS = [
+    "method", "setting", "execution", "fits", "peak_bytes", "mapped_bytes", "trained_share", "train_flops",
+    "upload_bytes", "download_bytes", "minutes", "beaten_by", "accuracy", "command",
+]  # fmt: skip
+
+
+def way(method: str, peak: int, share: float, cost: int = 10, **more: object) -> Way:
+    made = Way(
+        method, "", STEP, True, peak, trained_share=share, train_flops=cost, upload_bytes=cost, download_bytes=cost
+    )
+    return replace(made, **more)  # type: ignore[arg-type]
+
+
+def test_a_way_is_beaten_only_in_every_column() -> None:
+    ways = [way("a", 10, 0.5), way("b", 9, 0.5), way("c", 10, 0.6), way("d", 11, 0.6), way("e", 10, 0.5)]
+    assert [one.beaten_by for one in with_beaten(ways)] == [1, None, None, 2, 1]
+    assert [one.beaten_by for one in with_beaten(ways, spared=0)] == [None, None, None, 2, 1]
+    assert with_beaten([way("a", 10, 0.5, fits=False), way("b", 9, 0.5)])[0].beaten_by is None
+    accurate = with_beaten([way("a", 10, 0.5, accuracy=0.8), way("b", 9, 0.5, accuracy=0.7)])
+    assert accurate[0].beaten_by is None
+    # under batch norm fewer samples at a time are a price too
+    parts = [way("a", 10, 0.5, normed=True), way("b", 9, 0.5, normed=True, execution=Execution(16, 4))]
+    assert with_beaten(parts)[0].beaten_by is None
+
+
+def test_the_rule() -> None:
+    whole, wide, narrow = way("fedavg", 9, 1.0), way("small", 8, 0.5), way("small", 8, 0.2)
+    slt, other = way("slt", 8, 1.0), way("heterofl", 8, 0.1)
+    missing = way("fedavg", 90, 0.0, fits=False)
+    assert recommend([slt, whole, wide])[0] == 1
+    assert recommend([slt, missing, wide])[0] == 2
+    assert recommend([slt, missing, narrow])[0] == 0
+    assert recommend([slt, replace(whole, everywhere=False), narrow])[0] == 0
+    assert recommend([missing, other])[0] == 1
+    few = replace(whole, normed=True, execution=Execution(16, 4))
+    assert "slows it" in recommend([few])[1] and "slows it" not in recommend([whole])[1]
+    number, reason = recommend([replace(missing, short_bytes=80)])
+    assert number is None and "smallest budget that would do is 90 bytes" in reason
+
+
+def fitted(budget: int | str, **options: object) -> Fit:
+    return strata.fit(tiny_graph(), budget, execution=STEP, rounds=20, calibrate=False, **options)  # type: ignore[arg-type]
+
+
+def test_every_way_is_within_the_budget_and_costs_what_it_costs() -> None:
+    graph = tiny_graph()
+    whole = memory(graph, graph.full(), STEP).total
+    found = fitted(whole, devices=40, per_round=4, samples=32)
+    assert found.best is not None and found.best.method == "fedavg"
+    assert [one.method for one in found.ways] == ["fedavg"]  # all others come to the same
+    plain = found.best
+    assert plain.peak_bytes == whole == found.full_bytes
+    assert plain.train_flops == 20 * 4 * 32 * flops(graph, graph.full()).real_train
+    assert plain.upload_bytes == plain.download_bytes == 20 * 4 * traffic(graph, graph.full()).upload
+    tight = fitted(whole // 6)
+    assert {one.method for one in tight.ways if one.fits} >= {"small", "fd"}
+    for one in tight.ways:
+        assert (one.peak_bytes <= whole // 6) == one.fits == (one.short_bytes is None)
+        assert 0 < one.trained_share <= 1 or not one.fits
+    small = next(one for one in tight.ways if one.method == "small")
+    scale = float(small.setting.removeprefix("width "))
+    assert small.peak_bytes == memory(graph, graph.prefix(scale), small.execution).total
+
+
+def test_json() -> None:
+    graph = tiny_graph()
+    whole = memory(graph, graph.full(), STEP).total
+    data = fitted(whole // 3).to_json()
+    assert list(data)[:7] == ["model", "input", "batch", "budget_bytes", "full_bytes", "rounds", "ways"]
+    assert data["recommended"] in range(len(data["ways"])) and data["budget_bytes"] == whole // 3
+    for one in data["ways"]:
+        assert list(one) == KEYS + ([] if one["fits"] else ["short_bytes"])
+        assert one["fits"] or one["short_bytes"] == one["peak_bytes"] - whole // 3 > 0
+
+
+def test_minutes_of_a_device() -> None:
+    graph = tiny_graph()
+    found = fitted(10 * memory(graph, graph.full(), STEP).total, gflops=2, mbit=5, per_round=4)
+    best = found.best
+    assert best is not None and best.minutes is not None
+    seconds = best.train_flops / 4 / 2e9 + 8 * (best.upload_bytes + best.download_bytes) / 4 / 5e6
+    assert best.minutes == pytest.approx(seconds / 60)
+    assert "2 GFLOP/s and 5 Mbit/s" in str(found) and "Take fedavg" in str(found)
+
+
+def test_levels() -> None:
+    graph = tiny_graph()
+    lean = replace(STEP, micro_batch=4, activation_checkpointing="auto")
+    need = memory(graph, graph.full(), lean).total
+    found = strata.fit(graph, [int(0.9 * need), 4 * need], execution=STEP, rounds=20, calibrate=False)
+    whole = next(one for one in found.ways if one.method == "fedavg")
+    assert whole.fits and not whole.everywhere
+    assert found.best is not None and found.best.method != "fedavg"
+    assert found.to_json()["levels"] == [int(0.9 * need), 4 * need]
+
+
+def test_bad_requests() -> None:
+    with pytest.raises(BadInput, match="whatever the memory"):
+        fitted(10**9, max_upload="1B")
+    with pytest.raises(BadInput, match="both of its speeds"):
+        fitted(10**9, gflops=2)
+    with pytest.raises(BadInput, match="above 0"):
+        fitted(10**9, max_flops=0)
+    nothing = fitted("100B")
+    assert nothing.recommended is None and nothing.best is None
+    assert f"{min(one.peak_bytes for one in nothing.ways)} bytes" in nothing.reason
