@@ -108,7 +108,9 @@ class Execution:
         """For people."""
         parts = "" if self.micro_batch is None else f" in parts of {self.micro_batch}"
         recomputed = "" if self.activation_checkpointing is None else ", activations recomputed"
-        return f"batch {self.batch_size}{parts}{recomputed}"
+        released = ", gradients released" if self.release_gradients else ""
+        chunks = "" if self.frozen_chunk is None else f", frozen layers {self.frozen_chunk} at a time"
+        return f"batch {self.batch_size}{parts}{recomputed}{released}{chunks}"
 
     def differences(self, other: Execution) -> dict[str, Any]:
         """Its settings that are not the other's."""
