@@ -57,6 +57,8 @@ class Budget:
         key = (graph.hash, self.lean)
         if key not in self._choosers:
             executions = candidates(graph, self.execution) if self.lean else (self.execution,)
+            if len(self.sizes) > 1:  # nested levels of a device (FjORD) share gradients, which then cannot be released
+                executions = tuple(one for one in executions if not one.release_gradients or one == self.execution)
             accounting = self.accounting or ("paper" if self.constraints else "peak")
             self._choosers[key] = Chooser(graph, executions, accounting, self.ceilings)
         return self._choosers[key]

@@ -304,7 +304,7 @@ class _Costs:
         return method.most_bytes(lambda cut: chooser.memory(cut, own).total)[level]
 
     def mapped(self, tasks: Sequence[Sampled]) -> int:
-        return max((getattr(one, "mapped", 0) for one in self._memories(tasks)), default=0)
+        return max((one.mapped for one in self._memories(tasks)), default=0)
 
     def trained_share(self, method: Method, tasks: Sequence[Sampled]) -> float:
         names = {name for task, _, _ in tasks for name in task.cut.trained}

@@ -4,7 +4,8 @@ asks, and often the same."""
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import groupby
 from typing import TYPE_CHECKING
 
 from strata.core.sizes import show_bytes
@@ -57,9 +58,9 @@ class Chooser:
         self._most_flops = None if most is None else most * flops(graph, graph.full()).real_train
 
     def memory(self, cut: Cut, execution: Execution) -> Memory:
-        key = (cut.hash, execution)
+        key = self._key(cut, execution)
         if key not in self._memory:
-            self._memory[key] = memory(self.graph, cut, execution, self.accounting)
+            self._memory[key] = memory(self.graph, cut, key[1], self.accounting)
         return self._memory[key]
 
     def flops(self, cut: Cut, execution: Execution) -> int:
@@ -86,9 +87,14 @@ class Chooser:
         """The cheapest execution that trains the cut within `budget` bytes."""
         if len(self.executions) > 1 and not any(self._within(cut, one, budget) for one in self._leanest):
             return None
-        for one in self.executions:
-            if self._within(cut, one, budget) and self.allows(cut, one):
-                return one
+        for _, group in groupby(self.executions, key=lambda one: one.at_once):
+            alike = list(group)
+            leanest = [one for one in alike if not any(other != one and leaner(other, one) for other in alike)]
+            if len(alike) > 2 and not any(self._within(cut, one, budget) for one in leanest):
+                continue
+            for one in alike:
+                if self._within(cut, one, budget) and self.allows(cut, one):
+                    return one
         return None
 
     def cheapest(self, most: Callable[[Callable[[Cut], int]], int], budget: int) -> Execution | None:
@@ -109,6 +115,12 @@ class Chooser:
         """The fewest bytes in which any execution trains the cut; ceilings are another matter."""
         return min(self.memory(cut, one).total for one in self._leanest)
 
+    @staticmethod
+    def _key(cut: Cut, execution: Execution) -> tuple[str, Execution]:
+        """Without what changes nothing: chunks of a frozen part that is not there."""
+        nothing = not cut.frozen and execution.frozen_chunk is not None
+        return cut.hash, replace(execution, frozen_chunk=None) if nothing else execution
+
     def _within(self, cut: Cut, execution: Execution, budget: int) -> bool:
         return self._at_least(cut, execution) <= budget and self.memory(cut, execution).total <= budget
 
@@ -117,10 +129,10 @@ class Chooser:
         with the samples at a time. The rest of a step stays, and so do samples that wait."""
         if execution.activation_checkpointing is None:
             return 0
-        if (cut.hash, execution) in self._memory:
+        if self._key(cut, execution) in self._memory:
             return 0
         for one in self._leanest:
-            known = self._memory.get((cut.hash, one))
+            known = self._memory.get(self._key(cut, one))
             if known is None or one.activation_checkpointing is None or one.at_once >= execution.at_once:
                 continue
             growing = max(0, known.activations - execution.batch_size * self._sample_bytes)

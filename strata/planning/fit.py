@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderResult
 
 ENOUGH_SAMPLES = 8  # at a time, under batch norm: the whole model learns almost as with the whole batch
-SMALL_ENOUGH = 1 / 3  # of the parameters: a small model with fewer gives way to SLT, which trains them all
+SMALL_ENOUGH = 1 / 4  # of the parameters: a small model with fewer gives way to SLT, which trains them all
 
 
 @dataclass(frozen=True)
@@ -137,7 +137,7 @@ def recommend(ways: Sequence[Way]) -> tuple[int | None, str]:
     """The rule, with its reason (docs/fit.md says what it rests on).
 
     The whole model, where every device can train it. Otherwise the widest small model; but SLT, where that has less
-    than a third of the parameters. At last, whatever trains most. Of the whole model in parts too small for batch norm
+    than a quarter of the parameters. At last, whatever trains most. Of the whole model in parts too small for batch norm
     to learn almost as from the whole batch, the reason says so."""
     known = {way.method: number for number, way in enumerate(ways) if way.fits and way.everywhere}
     whole, small, slt = (known.get(name) for name in ("fedavg", "small", "slt"))
