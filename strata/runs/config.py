@@ -119,6 +119,8 @@ class Approach(Component):
         "lean: bytes that a device sends in a round, at most, e.g. 5MB",
         metavar="SIZE",
         parse=parse_bytes,
+        whole=True,
+        least=1024,
         since=2,
         needs=Needs("lean", instead="--max-upload is a limit for --lean: give that too, or leave it out"),
     )

@@ -75,7 +75,7 @@ def test_a_run_by_auto_is_recorded_and_resumed(here: Path, capsys: pytest.Captur
         (["--budget", "100B"], 3, "nothing fits; the smallest budget that would do is"),
         ([], 2, "give what a device can hold"),
         (["--budget", "1MB", "--pilot", "2"], 2, "a pilot trains, so it needs data"),
-        (["--budget", "1MB", "--max-upload", "3B"], 2, "whatever the memory"),
+        (["--budget", "1MB", "--max-flops", "1e-6"], 2, "whatever the memory"),
         (["--budget", "1MB", "--gflops", "2"], 2, "give --gflops, such as 2, and --mbit"),
         (["--budget", "1MB", "--picture", "a.txt"], 2, "--picture is a .png"),
         (["--budget", "1MB", "--data", "digits", "--samples", "5"], 2, "the data says"),
