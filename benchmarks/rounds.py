@@ -27,7 +27,7 @@ import strata
 from benchmarks import common, plain, tables
 from strata.engines import Engine, Outcome
 from strata.federation.jobs import EvaluateJob
-from strata.runs.running import make_engine
+from strata.runs.workers import make_engine
 
 
 class Enough(Exception):

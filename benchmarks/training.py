@@ -21,8 +21,8 @@ from strata.execution import flops
 from strata.federation.rounds import RoundSettings, play
 from strata.federation.state import FederationState
 from strata.runs.config import RunOptions
-from strata.runs.running import make_engine
 from strata.runs.session import flops_of_tasks
+from strata.runs.workers import make_engine
 from strata.training import cohorts
 
 

@@ -121,7 +121,7 @@ def run(args: argparse.Namespace) -> int:
         save_picture(found, args.picture)
         print(f"picture: {args.picture}", file=sys.stderr)
     answer = found.to_json()
-    if scratch is not None:
+    if scratch is not None and (args.scratch or found.reserve is not None):  # not where it happens to be known
         answer["scratch_bytes"] = scratch
     if taken is not None:
         answer["device_time"] = taken.to_json()
@@ -159,10 +159,10 @@ def scratch_of(plan: Plan, measured: bool) -> list[int] | None:
     """Of each step. None where it is not known from before and not to be measured now."""
     from strata.execution.scratch import known_scratch, scratch_bytes
 
-    cuts = [plan.cut(step.step) for step in plan.steps]
+    steps = [(plan.graph, plan.cut(step.step), plan.execution_at(step.step)) for step in plan.steps]
     if measured:
-        return [scratch_bytes(plan.graph, cut, plan.execution) for cut in cuts]
-    known = [known_scratch(plan.graph, cut, plan.execution) for cut in cuts]
+        return [scratch_bytes(*step) for step in steps]
+    known = [known_scratch(*step) for step in steps]
     found = [size for size in known if size is not None]
     return found if len(found) == len(known) else None
 

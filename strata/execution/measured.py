@@ -225,6 +225,17 @@ def _without(calls: list[tuple[int, int]], moments: list[int]) -> list[tuple[int
 
 
 @contextmanager
+def one_thread() -> Iterator[None]:
+    """As devices and worker processes train."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+@contextmanager
 def _untouched(module: nn.Module) -> Iterator[None]:
     buffers = [(buffer, buffer.detach().clone()) for buffer in module.buffers()]
     modes = [(part, part.training) for part in module.modules()]

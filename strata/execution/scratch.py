@@ -5,17 +5,15 @@ have. No closed form knows it, so a real step is measured, once per machine and 
 from __future__ import annotations
 
 import hashlib
-import platform
-from collections.abc import Iterator
-from contextlib import contextmanager
-from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
 
 from strata.core import cache as disk
+from strata.core.processor import processor_abilities, processor_name
 from strata.execution.accountings import measure_cut
+from strata.execution.measured import one_thread
 
 if TYPE_CHECKING:
     from strata.execution.execution import Execution
@@ -30,7 +28,7 @@ def scratch_bytes(graph: ChannelGraph, cut: Cut, execution: Execution) -> int:
     known = known_scratch(graph, cut, execution)
     if known is not None:
         return known
-    with _one_thread():
+    with one_thread():
         found = measure_cut(graph, cut, execution.alone).scratch
     remember_scratch(graph, cut, execution, found)
     return found
@@ -55,7 +53,16 @@ def _path(graph: ChannelGraph, cut: Cut, execution: Execution) -> Path | None:
     if folder is None:
         return None
     shapes = sorted((name, tuple(shape)) for name, shape in cut.shapes.items())
-    parts = (torch.__version__, _processor(), graph.hash, cut.output, shapes, sorted(cut.frozen), execution.alone)
+    parts = (
+        torch.__version__,
+        processor_name(),
+        processor_abilities(),
+        graph.hash,
+        cut.output,
+        shapes,
+        sorted(cut.frozen),
+        execution.alone,
+    )
     return folder / hashlib.sha256(repr(parts).encode()).hexdigest()
 
 
@@ -65,24 +72,3 @@ def _read(path: Path) -> int | None:
         return None
     disk.touch(path)
     return int(content)
-
-
-@cache
-def _processor() -> str:
-    """Its name and what it can do: both decide which kernels run."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        return f"{platform.machine()} {platform.processor()}"
-    told = ("model name", "flags", "Features", "CPU part")
-    return " ".join(sorted({line for line in lines if line.partition(":")[0].strip() in told}))
-
-
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)

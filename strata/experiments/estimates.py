@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -13,6 +12,7 @@ from torch import Tensor
 
 from strata.data import ImageSet
 from strata.execution import flops
+from strata.execution.measured import one_thread
 from strata.experiments.setups import SETUPS, Setup
 from strata.graph import ChannelGraph
 from strata.methods import SLT, Task
@@ -173,16 +173,6 @@ def _settings(request: RunConfig, setup: Setup) -> LocalTraining:
         std=(0.25,) * channels,
         kernels=request.may_use_kernels and kernels.available(),
     )
-
-
-@contextlib.contextmanager
-def one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
 
 
 def seconds_per_sample(network: Network, tasks: Sequence[Task], settings: LocalTraining, setup: Setup) -> float:

@@ -25,6 +25,7 @@ from torch import Tensor
 from strata import __version__
 from strata.core.errors import BadInput
 from strata.core.files import Lock, read_object, said_plainly, write_json
+from strata.core.processor import processor_name
 from strata.core.settings import differences, settings_of
 from strata.data.objectives import Classification
 from strata.execution.execution import Execution
@@ -191,16 +192,7 @@ def versions() -> dict[str, str]:
 
 def machine() -> dict[str, Any]:
     """The processor decides how sums are rounded."""
-    return {"cpu": _processor(), "cores": os.cpu_count()}
-
-
-def _processor() -> str:
-    with contextlib.suppress(OSError):
-        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines():
-            name, _, value = line.partition(":")
-            if name.strip() in ("model name", "Model", "Hardware") and value.strip():
-                return value.strip()
-    return platform.processor() or platform.machine()
+    return {"cpu": processor_name(), "cores": os.cpu_count()}
 
 
 def _bits_depend_on(config: Mapping[str, Any]) -> dict[str, Any]:

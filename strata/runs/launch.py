@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,6 @@ from strata.core.files import read_json
 from strata.core.seeds import derive
 from strata.data import FederatedData, Samples, hold_out, load
 from strata.engines import Engine
-from strata.engines.ray import Ray
 from strata.graph import ChannelGraph
 from strata.methods import Method, method_class
 from strata.methods.choice import method_named
@@ -24,11 +22,12 @@ from strata.methods.heads import is_prepared, prepared_model
 from strata.models.loading import load_model
 from strata.runs.allowance import Allowance
 from strata.runs.callbacks import Callback, trackers
-from strata.runs.config import Machine, RunConfig, of_some_methods
+from strata.runs.config import RunConfig, of_some_methods
 from strata.runs.folder import has_checkpoint, is_finished, refuse_used
 from strata.runs.progress import display
-from strata.runs.running import Prepared, carry_out, complete, make_engine, settled
+from strata.runs.running import Prepared, carry_out, complete, settled
 from strata.runs.session import Result
+from strata.runs.workers import make_engine, ray_of
 from strata.training import LocalTraining
 
 
@@ -193,21 +192,16 @@ def make_model(config: RunConfig, data: FederatedData, with_weights: bool = True
 
 
 def make_training(config: RunConfig, data: FederatedData) -> LocalTraining:
-    augmentation = config.local.augmentation
-    training = _local(config, data.augmentation if augmentation is None else augmentation)
-    return settled(complete(training, data), config.course.rounds)
-
-
-def _local(config: RunConfig, augmentation: str) -> LocalTraining:
-    execution = config.execution
-    return LocalTraining(
-        **{one.name: getattr(execution, one.name) for one in fields(execution)},
-        epochs=config.local.epochs,
-        fixed_after=config.local.fixed_after,
-        augmentation=augmentation,
-        device=config.local.device,
+    local = config.local
+    training = LocalTraining(
+        **vars(config.execution),
+        epochs=local.epochs,
+        fixed_after=local.fixed_after,
+        augmentation=data.augmentation if local.augmentation is None else local.augmentation,
+        device=local.device,
         kernels=None if config.may_use_kernels else False,
     )
+    return settled(complete(training, data), config.course.rounds)
 
 
 def make_method(config: RunConfig, graph: ChannelGraph) -> Method:
@@ -234,10 +228,6 @@ def make_method(config: RunConfig, graph: ChannelGraph) -> Method:
 def allowance_of(config: RunConfig, method: Method, training: LocalTraining) -> Allowance | None:
     approach = config.approach
     return Allowance.of(method, training.in_round(0), approach.budgets, approach.constraints, approach.accounting)
-
-
-def ray_of(machine: Machine) -> Ray | None:
-    return Ray(machine.ray_address, machine.ray_gpus or 0.0) if machine.engine == "ray" else None
 
 
 def load_weights(model: nn.Module, path: Path) -> None:

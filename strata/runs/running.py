@@ -10,7 +10,7 @@ import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from torch import nn
@@ -18,22 +18,18 @@ from torch import nn
 from strata.core.errors import BadInput
 from strata.core.flags import help_text
 from strata.core.processes import Interrupts
-from strata.core.sizes import parse_bytes, several, show_bytes
+from strata.core.sizes import parse_bytes, several
 from strata.data import FederatedData, Partition, Samples, check_range, from_indices, hold_out, parse_partition
-from strata.data.objectives import Classification
-from strata.data.samples import same_inputs
-from strata.engines import Engine, InlineEngine, LocalEngine, default_workers
+from strata.engines import Engine, InlineEngine
 from strata.engines.local import IN_WORKER
 from strata.engines.ray import Ray
-from strata.execution import Execution, memory
-from strata.federation import privacy_accounting as accounting
+from strata.execution import Execution
 from strata.federation.aggregation import ServerOptimizer
-from strata.federation.jobs import DeviceProgram, TrainJob, cuts_of
+from strata.federation.jobs import DeviceProgram, TrainJob
 from strata.federation.norm_statistics import NormStatistics, check_norms
-from strata.federation.privacy import Reach
 from strata.federation.rounds import RoundSettings
 from strata.federation.simulated_fleet import parse_stragglers
-from strata.graph import ChannelGraph, Cut
+from strata.graph import ChannelGraph
 from strata.methods import SLT, Method
 from strata.methods.choice import class_of, method_named
 from strata.methods.heads import plain_names, prepared_model
@@ -41,15 +37,14 @@ from strata.models.loading import check_float32
 from strata.runs import folder as folders
 from strata.runs.allowance import Allowance
 from strata.runs.callbacks import Callback, Callbacks, trackers
+from strata.runs.checks import check_fit, check_hooks, check_last, check_planned, check_privacy, check_renumbering
 from strata.runs.config import DEFAULT_ROUNDS, FORMAT, RunOptions
 from strata.runs.folder import RunFolder
 from strata.runs.progress import display
 from strata.runs.session import Result, Session
+from strata.runs.workers import make_engine
 from strata.training import COHORT, WIDEST, LocalTraining, Workspace, cohorts, cosine, kernels
 from strata.training.settings import OptimizerFactory
-
-if TYPE_CHECKING:
-    from strata.methods import Method
 
 Partitions = str | Partition | Sequence[Sequence[int] | np.ndarray]
 
@@ -87,8 +82,8 @@ def run(
 
     method: such as strata.SLT(plan), or a name or class with a `constraint` (0.25) or `budget` ("24 MiB"; several:
         levels).
-    lean: each step in the cheapest way that fits the budget; training says the rest.
     reserve: "scratch": what libraries take beside a step, measured here, has to fit the budget too.
+    lean: each step in the cheapest way that fits the budget; training says the rest.
     out: the run's folder. rounds: how many (the plan's, else 500).
     partition: a name as on the command line, or sample indices per device. devices: of the fleet (100).
     training: how devices train; without it, as the plan says, with the data's own augmentation.
@@ -114,7 +109,7 @@ def run(
     training = complete(_as_planned(training, method, data), data)
     if optimizer is not None:
         training = replace(training, optimizer=optimizer)
-    _check_planned(method, training)
+    check_planned(method, training)
     whole = prepared_model(class_of(method), model, data.inputs, options.get("seed", 0))
     if isinstance(method, str | type):
         method = method_named(
@@ -206,19 +201,19 @@ def carry_out(
         training = replace(training, kernels=False)
     if checkpoint_every < 1:
         raise BadInput(f"checkpoints are every 1 or more rounds, not every {checkpoint_every}")
-    _check_fit(method, model, data)
-    _check_last(method, options.course.rounds)
-    _check_hooks(method, options)
+    check_fit(method, model, data)
+    check_last(method, options.course.rounds)
+    check_hooks(method, options)
     check_norms(method, training, options.course.rounds, type(plain).__name__)
     held: Samples | None = None
     if options.evaluation.validation:
-        _check_renumbering(prepared.partition)
+        check_renumbering(prepared.partition)
         data, held = hold_out(data, options.evaluation.validation, options.course.seed)
     parts = _partition(prepared.partition, data, options)
     workspace = Workspace(method.graph)
     settings = round_settings(prepared, parts, training, workspace)
     if settings.privacy:
-        _check_privacy(method, options)
+        check_privacy(method, options)
     show = display(progress)
     listeners = Callbacks([show, *callbacks])
     engine, own_engine = prepared.engine, None
@@ -319,52 +314,6 @@ def _norms(prepared: Prepared, training: LocalTraining) -> NormStatistics | None
     return NormStatistics(prepared.method.graph, training, prepared.options.course.seed, prepared.options.calibration)
 
 
-def make_engine(
-    model: nn.Module,
-    data: FederatedData,
-    training: LocalTraining,
-    workers: int | None = None,
-    *,
-    held: Samples | None = None,
-    workspace: Workspace | None = None,
-    timeout: float | None = None,
-    ray: Ray | None = None,
-    source: Callable[[], Any] | None = None,
-) -> Engine:
-    """The engine for runs of this model on this data: the local one, or on `ray`; several runs may share one.
-
-    `training` from `complete`, `held`: validation images. Worker processes begin to prepare at once.
-    `source` makes `data` and `held` from files, for nodes of a cluster that have them too.
-    """
-    parts = {"test": data.test} | ({"validation": held} if held is not None else {})
-    program = DeviceProgram(model, data.inputs, data.train, parts, training)
-    if ray is not None:
-        return _on_ray(program, ray, workers, source, timeout)
-    workers = default_workers() if workers is None else workers
-    if workers < 0:
-        raise BadInput(f"workers are 0 (all in this process) or more, not {workers}")
-    if workers == 0:
-        program.workspace = workspace
-        return InlineEngine(program)
-    return LocalEngine(program, workers, shared=(Cut,), timeout=timeout)
-
-
-def _on_ray(
-    program: DeviceProgram, ray: Ray, workers: int | None, source: Callable[[], Any] | None, timeout: float | None
-) -> Engine:
-    from strata.engines.ray.engine import RayEngine
-
-    device = program.training.device
-    if device not in ("cpu", "cuda"):
-        raise BadInput(f"on Ray each worker sees its own GPUs only: give the device cuda, not {device}")
-    if (device == "cuda") != (ray.gpus > 0):
-        raise BadInput(
-            "on Ray the device cuda and a share of a GPU for each worker belong together: give both (--device cuda "
-            "--ray-gpus 0.25, for example) or neither"
-        )
-    return RayEngine(program, ray, workers, cuts=cuts_of, source=source, shared=(Cut,), timeout=timeout)
-
-
 def _as_planned(
     training: LocalTraining | None, method: Method | str | type[Method], data: FederatedData
 ) -> LocalTraining | None:
@@ -397,22 +346,6 @@ def _as_planned(
     return training
 
 
-def _check_planned(method: Method | str | type[Method], training: LocalTraining) -> None:
-    """What an optimizer of the user's own keeps is part of a step's bytes; a plan may not have heard of it."""
-    if not isinstance(method, SLT) or training.optimizer is None or method.plan.accounting != "peak":
-        return
-    plan = method.plan
-    needs = method.most_bytes(lambda cut: memory(plan.graph, cut, training).total)
-    sizes = [level.budget_bytes for level in plan.levels or (plan,)]
-    for need, size in zip(needs, sizes, strict=True):
-        if need > size:
-            raise BadInput(
-                f"the plan is for {show_bytes(size)} and with this optimizer, which keeps {training.slots} tensors for "
-                f"each trained one, a step takes {show_bytes(need)}: make the plan with it, "
-                "strata.plan(..., execution=LocalTraining(optimizer=...))"
-            )
-
-
 def complete(training: LocalTraining | None, data: FederatedData) -> LocalTraining:
     """With the data's own augmentation (unless training is given), normalisation, and what this machine can do."""
     training = training or LocalTraining(augmentation=data.augmentation)
@@ -440,16 +373,6 @@ def settled(training: LocalTraining, rounds: int) -> LocalTraining:
             f"statistics that are fixed after round {after} never are in a run of {rounds}: give a smaller one"
         )
     return replace(training, fixed_after=rounds // 2 if after is None else after)
-
-
-def _check_privacy(method: Method, options: RunOptions) -> None:
-    accounting.check_installed()
-    if method.graph.buffer_names and not options.evaluation.validation:
-        raise BadInput(
-            "this model has batch norm, whose statistics must not come from the devices' images under differential "
-            "privacy: give --validation SHARE (in Python, validation=0.05), images that the server keeps for itself"
-        )
-    Reach.of(method, 0, options.fleet.devices)
 
 
 def _known(options: Mapping[str, Any]) -> dict[str, Any]:
@@ -496,55 +419,3 @@ def _partition(partition: Any, data: FederatedData, options: RunOptions) -> Part
         device = int(np.flatnonzero(np.diff(starts) == 0)[0])
         raise BadInput(f"device {device} of the partition has no samples; every device should have at least one")
     return parts
-
-
-def _check_renumbering(partition: Any) -> None:
-    """A validation split gives the training samples other numbers; a fleet's own samples have none here."""
-    if not isinstance(partition, str) and not getattr(partition, "elsewhere", False):
-        raise BadInput(
-            "a validation split renumbers the training samples, and your own partition names them by the old numbers: "
-            "leave out one of them, or give the partition as the data's users, with partition='user'"
-        )
-
-
-def _check_hooks(method: Method, options: RunOptions) -> None:
-    if method.aggregates and (options.robust or options.private or options.updates.weighted):
-        raise BadInput(
-            f"{method.name} aggregates in its own way: leave out the aggregation, the weights and differential privacy"
-        )
-
-
-def _check_last(method: Method, rounds: int) -> None:
-    """What is evaluated at the end becomes the plain model."""
-    graph = method.graph
-    output = method.evaluation_cut(rounds - 1).output
-    if graph.output_named(output) != graph.output_named(None):
-        raise BadInput(
-            f"{method.name} evaluates {output} after the last round: the final model is evaluated by its own output, "
-            f"{graph.output_named(None)}"
-        )
-
-
-def _check_fit(method: Method, model: nn.Module, data: FederatedData) -> None:
-    graph = method.graph
-    if getattr(method, "variant", None) == "original" and not isinstance(data.objective, Classification):
-        raise BadInput(f"the variant original of {method.name} is for classes, and {data.name} has none: leave it out")
-    if graph.classes != data.classes and isinstance(data.objective, Classification):
-        raise BadInput(
-            f"the model has {graph.classes} outputs and {data.name} has {data.classes} classes: "
-            f"make the model for {data.classes} classes"
-        )
-    if graph.classes != data.classes:
-        raise BadInput(
-            f"the model has {graph.classes} outputs and {data.name} has {data.classes} numbers to predict: make the "
-            f"model for {data.classes} outputs"
-        )
-    if not same_inputs(graph.inputs, data.inputs):
-        kind = " images" if data.train.has_images else ""
-        raise BadInput(
-            f"the model takes {graph.inputs} and {data.name} has {data.inputs}{kind}: make the model for {data.inputs}"
-        )
-    shapes = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
-    if shapes != dict(graph.state_shapes):
-        raise BadInput("the method was made for another model than the one given: make both from the same model")
-    check_float32(model)

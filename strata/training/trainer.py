@@ -116,11 +116,16 @@ class Trainer:
         """One of the smaller levels; its gradients come on top of what the largest has."""
         small.load(within.extract(self.outer.state))
         loss = self._backward(small, x, y)
-        gradients = {name: torch.zeros_like(self.outer.parameters[name]) for name in self.names}
-        within.scatter(gradients, {name: _gradient(small.parameters[name]) for name in self.names})
+        found = {name: _gradient(small.parameters[name]) for name in self.names}
+        if self.distilled:
+            gradients = {name: _gradient(self.outer.parameters[name]) for name in self.names}
+            for name, gradient in found.items():  # one by one: no second set of gradients
+                within.scatter(gradients, {name: within.extract_one(name, gradients[name]).add_(gradient)})
+        else:
+            gradients = {name: torch.zeros_like(self.outer.parameters[name]) for name in self.names}
+            within.scatter(gradients, found)
         for name, gradient in gradients.items():
-            parameter = self.outer.parameters[name]
-            parameter.grad = gradient if parameter.grad is None else parameter.grad.add_(gradient)
+            self.outer.parameters[name].grad = gradient
         return loss
 
     def _backward(

@@ -31,9 +31,9 @@ def serve(path: str) -> None:
     for name in ("planning.make", "planning.picture", "planning.verify", "federation", "data", "report", "experiments"):
         importlib.import_module(f"strata.{name}")
     from strata.planning import runtime
-    from strata.runs import running
+    from strata.runs import workers
 
-    running.default_workers = lambda: 0  # type: ignore[attr-defined]
+    workers.default_workers = lambda: 0  # type: ignore[attr-defined]
     runtime.start_measuring = _given_runtime
     _export_once()
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:

@@ -24,7 +24,7 @@ from strata.federation.jobs import cuts_of
 from strata.graph import Cut
 from strata.runs.config import RunConfig
 from strata.runs.launch import load_data, make_method, make_model, make_training, split_data
-from strata.runs.running import make_engine
+from strata.runs.workers import make_engine
 from tests.engines.programs import Broken, Echo
 from tests.engines.ray_programs import Held, Located
 from tests.engines.test_local import answers, eventually, is_running

@@ -15,8 +15,7 @@ from torch.nn import functional
 import strata
 from strata.core.errors import BadInput
 from strata.data import FederatedData, ImageSet
-from strata.execution import Execution, flops, memory, state_bytes
-from strata.execution.measured import measure
+from strata.execution import Execution, flops, measure_cut, memory, state_bytes
 from strata.graph import ChannelGraph, Cut, InputSpec
 from strata.methods import Card, Method, WithHeads, with_classifiers
 from strata.methods.heads import is_prepared, plain_names, prepared_model
@@ -109,8 +108,7 @@ def test_bytes_and_work_are_those_of_what_runs(frozen: int) -> None:
     early, late, main = (GRAPH.freeze(GRAPH.for_output(GRAPH.full(), name), frozen) for name in
                          ("head1", "head2", "output"))  # fmt: skip
     for cut in (early, late, main):
-        module = GRAPH.submodel(cut, cut.extract(state()))
-        measured = measure(module, INPUT, STEP, CLASSES).peak
+        measured = measure_cut(GRAPH, cut, STEP).peak
         assert -0.01 <= memory(GRAPH, cut, STEP).total / measured - 1 <= 0.03
     stem, head = 3 * 8 * 9 + 4 * 8 + 2, 8 * CLASSES + CLASSES  # the counter of batches has twice the bytes
     assert state_bytes(GRAPH, early) == 4 * (stem + head)

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from strata.execution import Execution, flops, measure, memory
+from strata.execution import Execution, flops, measure_cut, memory
 from strata.graph import ChannelGraph
 from strata.ops import (
     Count,
@@ -89,7 +89,7 @@ def test_before_it_is_taught_it_stays_whole_and_is_learned() -> None:
     assert [pinned.op for pinned in graph.pinned] == ["strata_tests.cube.default"]
     cut = graph.prefix(0.25)
     assert cut.shapes["conv1.weight"] == (16, 3, 3, 3)
-    assert memory(graph, cut, EIGHT).total == measure(graph.submodel(cut, zeros=True), SHAPE, EIGHT, 4).peak
+    assert memory(graph, cut, EIGHT).total == measure_cut(graph, cut, EIGHT).peak
     with pytest.raises(NotChunkable, match="cube"):
         Chunked(graph, cut)
 
@@ -104,7 +104,7 @@ def test_taught_it_is_cut_counted_and_computed_in_parts() -> None:
             assert_equals_zeroed(model, graph, cut)
         single = ChannelGraph(Net(), SHAPE)
         for cut in (single.full(), single.prefix(0.25), single.slt(1, 1, 0.5)):
-            assert memory(single, cut, EIGHT).total == measure(single.submodel(cut, zeros=True), SHAPE, EIGHT, 4).peak
+            assert memory(single, cut, EIGHT).total == measure_cut(single, cut, EIGHT).peak
         cut = single.prefix(0.25)
         assert cut.shapes["conv1.weight"] == (4, 3, 3, 3)
         with registered(Operator(CUBE.names, channels=elementwise, flops=lambda op, x: Count())):

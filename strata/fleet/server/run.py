@@ -31,7 +31,8 @@ from strata.runs.allowance import Allowance
 from strata.runs.config import RunConfig
 from strata.runs.folder import has_checkpoint, is_finished, refuse_used
 from strata.runs.launch import launch, load_data, make_method, make_model, make_training, split_data
-from strata.runs.running import Prepared, make_engine
+from strata.runs.running import Prepared
+from strata.runs.workers import make_engine
 from strata.training import Workspace
 
 if TYPE_CHECKING:

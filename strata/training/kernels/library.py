@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import os
-import platform
 import shutil
 import subprocess
 import tempfile
@@ -17,6 +16,7 @@ from torch import Tensor
 
 from strata.core.cache import private_folder
 from strata.core.errors import BadInput
+from strata.core.processor import processor_abilities
 
 SOURCES = tuple(Path(__file__).with_name(name) for name in ("narrow.c", "winograd.c"))
 FLAGS = ("-O3", "-march=native", "-std=gnu11", "-shared", "-fPIC")
@@ -71,7 +71,8 @@ def library() -> ctypes.CDLL | str:
 
 def _loaded_from(folder: Path, compiler: str | None) -> ctypes.CDLL | None:
     content = [source.read_bytes() for source in SOURCES]
-    key = hashlib.sha256(repr((content, FLAGS, compiler, _processor())).encode()).hexdigest()[:16]
+    # code for one processor need not run on another, and a home folder may be shared
+    key = hashlib.sha256(repr((content, FLAGS, compiler, processor_abilities())).encode()).hexdigest()[:16]
     path = folder / f"convolutions-{key}.so"
     if not path.exists():
         if compiler is None:
@@ -90,12 +91,3 @@ def _build(compiler: str, path: Path) -> None:
         os.replace(temporary, path)
     finally:
         Path(temporary).unlink(missing_ok=True)
-
-
-def _processor() -> str:
-    """Code for one processor need not run on another; a home folder may be shared."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        return platform.processor() or platform.machine()
-    return next((line for line in lines if line.startswith(("flags", "Features"))), platform.machine())

@@ -1,0 +1,105 @@
+"""What a run is refused for before anything is written: parts of it that do not belong together."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from torch import nn
+
+from strata.core.errors import BadInput
+from strata.core.sizes import show_bytes
+from strata.data import FederatedData
+from strata.data.objectives import Classification
+from strata.data.samples import same_inputs
+from strata.execution import memory
+from strata.federation import privacy_accounting as accounting
+from strata.federation.privacy import Reach
+from strata.methods import SLT, Method
+from strata.models.loading import check_float32
+from strata.runs.config import RunOptions
+from strata.training import LocalTraining
+
+
+def check_fit(method: Method, model: nn.Module, data: FederatedData) -> None:
+    graph = method.graph
+    if getattr(method, "variant", None) == "original" and not isinstance(data.objective, Classification):
+        raise BadInput(f"the variant original of {method.name} is for classes, and {data.name} has none: leave it out")
+    if graph.classes != data.classes and isinstance(data.objective, Classification):
+        raise BadInput(
+            f"the model has {graph.classes} outputs and {data.name} has {data.classes} classes: "
+            f"make the model for {data.classes} classes"
+        )
+    if graph.classes != data.classes:
+        raise BadInput(
+            f"the model has {graph.classes} outputs and {data.name} has {data.classes} numbers to predict: make the "
+            f"model for {data.classes} outputs"
+        )
+    if not same_inputs(graph.inputs, data.inputs):
+        kind = " images" if data.train.has_images else ""
+        raise BadInput(
+            f"the model takes {graph.inputs} and {data.name} has {data.inputs}{kind}: make the model for {data.inputs}"
+        )
+    shapes = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
+    if shapes != dict(graph.state_shapes):
+        raise BadInput("the method was made for another model than the one given: make both from the same model")
+    check_float32(model)
+
+
+def check_last(method: Method, rounds: int) -> None:
+    """What is evaluated at the end becomes the plain model."""
+    graph = method.graph
+    output = method.evaluation_cut(rounds - 1).output
+    if graph.output_named(output) != graph.output_named(None):
+        raise BadInput(
+            f"{method.name} evaluates {output} after the last round: the final model is evaluated by its own output, "
+            f"{graph.output_named(None)}"
+        )
+
+
+def check_hooks(method: Method, options: RunOptions) -> None:
+    if method.aggregates and (options.robust or options.private or options.updates.weighted):
+        raise BadInput(
+            f"{method.name} aggregates in its own way: leave out the aggregation, the weights and differential privacy"
+        )
+
+
+def check_planned(method: Method | str | type[Method], training: LocalTraining) -> None:
+    """What an optimizer of the user's own keeps is part of a step's bytes; a plan may not have heard of it."""
+    if not isinstance(method, SLT) or training.optimizer is None or method.plan.accounting != "peak":
+        return
+    plan = method.plan
+
+    def need_of(step: int, level: int | None) -> int:
+        executed = replace(training, **vars(plan.execution_at(step, level)))
+        return memory(plan.graph, plan.cut(step, level), executed).total
+
+    levels = range(len(plan.levels)) if plan.levels else (None,)
+    for level in levels:
+        size = plan.budget_bytes if level is None else plan.levels[level].budget_bytes
+        need = max(need_of(step.step, level) for step in plan.steps)
+        if need > size:
+            raise BadInput(
+                f"the plan is for {show_bytes(size)} and with this optimizer, which keeps {training.slots} tensors for "
+                f"each trained one, a step takes {show_bytes(need)}: make the plan with it, "
+                "strata.plan(..., execution=LocalTraining(optimizer=...))"
+            )
+
+
+def check_renumbering(partition: Any) -> None:
+    """A validation split gives the training samples other numbers; a fleet's own samples have none here."""
+    if not isinstance(partition, str) and not getattr(partition, "elsewhere", False):
+        raise BadInput(
+            "a validation split renumbers the training samples, and your own partition names them by the old numbers: "
+            "leave out one of them, or give the partition as the data's users, with partition='user'"
+        )
+
+
+def check_privacy(method: Method, options: RunOptions) -> None:
+    accounting.check_installed()
+    if method.graph.buffer_names and not options.evaluation.validation:
+        raise BadInput(
+            "this model has batch norm, whose statistics must not come from the devices' images under differential "
+            "privacy: give --validation SHARE (in Python, validation=0.05), images that the server keeps for itself"
+        )
+    Reach.of(method, 0, options.fleet.devices)
