@@ -107,8 +107,14 @@ class Execution:
     def __str__(self) -> str:
         """For people."""
         parts = "" if self.micro_batch is None else f" in parts of {self.micro_batch}"
-        recomputed = "" if self.activation_checkpointing is None else ", activations recomputed"
-        return f"batch {self.batch_size}{parts}{recomputed}"
+        ways = [
+            ("activations recomputed", self.activation_checkpointing is not None),
+            (f"frozen layers by {self.frozen_chunk}", self.frozen_chunk is not None),
+            ("gradients released", self.release_gradients),
+            ("frozen weights mapped", self.maps),
+            (f"momentum in {self.momentum_dtype}", self.momentum_dtype != "float32"),
+        ]
+        return ", ".join([f"batch {self.batch_size}{parts}", *(text for text, taken in ways if taken)])
 
     def differences(self, other: Execution) -> dict[str, Any]:
         """Its settings that are not the other's."""

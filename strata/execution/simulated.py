@@ -22,7 +22,15 @@ from strata.execution.segments import Boundary, Placement, boundaries, writes
 from strata.graph import Ref, SizedOp
 from strata.graph.inputs import Input, InputSpec
 from strata.ops.bytes import NoRule, alias, itemsize, simulate
-from strata.ops.tape import Gradients, Segment, Simulation, Value, channels_last_strides
+from strata.ops.tape import (
+    Gradients,
+    Segment,
+    Simulation,
+    Strides,
+    Value,
+    channels_last_strides,
+    is_channels_last,
+)
 
 LABEL_BYTES = INDEX_BYTES = 8
 SCALARS = 12  # the momentum factor as a tensor
@@ -164,8 +172,9 @@ class Pass:
                     made = self.apply(op, own)
                     if op.name in boundary.outputs and made is not None:
                         if op.name not in whole:
-                            whole[op.name] = sim.new((self.samples, *made.shape[1:]), made.itemsize)
-                        share = sim.view(whole[op.name], made.shape, None)
+                            strides = _laid_out(made, self.samples)
+                            whole[op.name] = sim.new((self.samples, *made.shape[1:]), made.itemsize, strides)
+                        share = sim.view(whole[op.name], made.shape, _laid_out(made, n))
                         self._drop(made)
                         made = share
                     own[op.name] = made
@@ -225,7 +234,15 @@ def _standing(sim: Simulation, op: SizedOp, channels_last: bool) -> Value:
 
 def _share(value: Any, samples: int) -> Any:
     """Of what is there all the time: so many samples of it."""
-    return Value(value.storage, (samples, *value.shape[1:]), value.itemsize) if isinstance(value, Value) else value
+    if not isinstance(value, Value):
+        return value
+    return Value(value.storage, (samples, *value.shape[1:]), value.itemsize, _laid_out(value, samples))
+
+
+def _laid_out(value: Value, samples: int) -> Strides:
+    """So many samples, without gaps and in the order in which these lie in memory."""
+    shape = (samples, *value.shape[1:])
+    return channels_last_strides(shape) if is_channels_last(value.shape, value.strides) else None
 
 
 def _resized(op: SizedOp, samples: int) -> SizedOp:

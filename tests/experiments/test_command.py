@@ -163,7 +163,7 @@ def test_estimated_flops_by_hand() -> None:
 
 def test_list_and_bad_input(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     code, out, _ = strata(capsys, "experiment", "list")
-    assert code == 0 and "table-iid" in out and " 144 runs" in out and len(out.splitlines()) == 14
+    assert code == 0 and "table-iid" in out and " 144 runs" in out and len(out.splitlines()) == 15
     monkeypatch.setenv("STRATA_DATA", "no-data")
     for arguments, says in (
         (["table-x"], "no experiment 'table-x'"),
