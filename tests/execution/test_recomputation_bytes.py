@@ -45,12 +45,13 @@ CASES = [(name, way) for name in NETWORKS for way in WAYS if name not in DEEPER 
 
 @pytest.mark.parametrize(("name", "way"), CASES)
 def test_networks_against_real_training(name: str, way: str) -> None:
-    """The work asks for -1 % to +3 %; a thousandth and a half is what there is, but for a transformer's cut (0.5 %)."""
+    """The work asks for -1 % to +3 %. Within a thousandth, but for a transformer's cut (+0.5 %) and `gated`, whose group
+    norms miss up to 0.15 % since images are channels last."""
     graph, execution = graph_of(name), WAYS[way]
     for kind, cut in some_cuts(graph).items():
         predicted = memory(graph, cut, execution).total
         measured = measure_cut(graph, cut, execution).peak
-        assert 0.999 * measured <= predicted <= 1.01 * measured, f"{name}, {kind}"
+        assert (0.998 if name == "gated" else 0.999) * measured <= predicted <= 1.01 * measured, f"{name}, {kind}"
         on_a_device = measured_bytes(workspace_of(graph), cut, LocalTraining(**vars(execution)))
         assert 0.99 * on_a_device <= predicted <= 1.03 * on_a_device, f"{name}, {kind}"
 
