@@ -137,8 +137,8 @@ def recommend(ways: Sequence[Way]) -> tuple[int | None, str]:
     """The rule, with its reason (docs/fit.md says what it rests on).
 
     The whole model, where every device can train it. Otherwise the widest small model; but SLT, where that has less
-    than a quarter of the parameters. At last, whatever trains most. Of the whole model in parts too small for batch norm
-    to learn almost as from the whole batch, the reason says so."""
+    than a quarter of the parameters. At last, whatever trains most. Of the whole model in parts too small for batch
+    norm to learn almost as from the whole batch, the reason says so."""
     known = {way.method: number for number, way in enumerate(ways) if way.fits and way.everywhere}
     whole, small, slt = (known.get(name) for name in ("fedavg", "small", "slt"))
     if whole is not None:
