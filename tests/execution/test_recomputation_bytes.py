@@ -45,8 +45,8 @@ CASES = [(name, way) for name in NETWORKS for way in WAYS if name not in DEEPER 
 
 @pytest.mark.parametrize(("name", "way"), CASES)
 def test_networks_against_real_training(name: str, way: str) -> None:
-    """The work asks for -1 % to +3 %. Within a thousandth, but for a transformer's cut (+0.5 %) and `gated`, of which up
-    to 0.15 % is missing since images are channels last (why is not known)."""
+    """The work asks for -1 % to +3 %. Within a thousandth, but for a transformer's cut (+0.5 %) and `gated`, of which
+    up to 0.15 % is missing since images are channels last (why is not known)."""
     graph, execution = graph_of(name), WAYS[way]
     for kind, cut in some_cuts(graph).items():
         predicted = memory(graph, cut, execution).total
