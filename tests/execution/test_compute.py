@@ -14,7 +14,7 @@ from strata.execution import flops, traffic
 from strata.graph import ChannelGraph, Cut
 from tests.execution.graphs import cuts_of
 from tests.golden import golden
-from tests.networks import NETWORKS, graph_of, paper_graph
+from tests.networks import NAMES, graph_of, paper_graph
 
 aten = torch.ops.aten
 BATCH = 2
@@ -33,7 +33,7 @@ def counted(graph: ChannelGraph, cut: Cut, **options: Any) -> tuple[int, int]:
     return forward, counter.get_total_flops()
 
 
-@pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.parametrize("name", NAMES)
 def test_flops_equal_torchs_counter(name: str) -> None:
     graph = graph_of(name)
     for kind, cut in list(cuts_of(graph).items())[::2]:

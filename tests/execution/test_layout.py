@@ -18,7 +18,7 @@ from strata.graph.inputs import images_last
 from strata.ops.tape import Shape, Simulation, contiguous_strides
 from strata.training import LocalTraining
 from strata.training.memory import measured_bytes
-from tests.networks import NETWORKS, graph_of
+from tests.networks import NAMES, graph_of
 from tests.workspaces import workspace_of
 
 # --- 1x1 convolutions that overrun -----------------------------------------------------------------------------------
@@ -99,7 +99,7 @@ def steps_of(shape: Shape, strides: Shape | None) -> list[int]:
     return [step for size, step in zip(shape, strides or contiguous_strides(shape), strict=True) if size > 1]
 
 
-@pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.parametrize("name", NAMES)
 def test_strides_of_all_values(name: str) -> None:
     graph = graph_of(name)
     for cut in (graph.full(), graph.prefix(0.3)):

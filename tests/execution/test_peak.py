@@ -18,12 +18,12 @@ from strata.execution import measure, measure_cut, memory
 from strata.execution.execution import Execution
 from strata.graph import ChannelGraph
 from tests.execution.graphs import cuts_of
-from tests.networks import NETWORKS, graph_of
+from tests.networks import NAMES, graph_of
 
 EXACT = 0.0015  # all but to the byte; of random channels of `gated`, whose images are channels last, 0.1 % is missing
 
 
-@pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.parametrize("name", NAMES)
 def test_networks_against_real_training(name: str) -> None:
     graph = graph_of(name)
     batches = cycle((16, 5, 8))  # from 16 on torch takes other kernels for 1x1 convolutions

@@ -13,7 +13,7 @@ from torch.nn import functional
 
 from strata.graph import ChannelGraph, Cut
 from tests.graph.reference import assert_equals_zeroed, block_mask
-from tests.networks import NETWORKS, graph_of
+from tests.networks import NAMES, NETWORKS, graph_of
 
 CUTS: dict[str, Callable[[ChannelGraph], Cut]] = {
     "prefix": lambda g: g.prefix(0.25),
@@ -43,14 +43,14 @@ def built(name: str) -> tuple[nn.Module, ChannelGraph, tuple[int, ...]]:
 
 
 @pytest.mark.parametrize("kind", CUTS)
-@pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.parametrize("name", NAMES)
 def test_submodel_equals_the_full_model_with_dropped_coordinates_zeroed(name: str, kind: str) -> None:
     model, graph, _ = built(name)
     cut = CUTS[kind](graph)
     assert_equals_zeroed(model, graph, cut)
 
 
-@pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.parametrize("name", NAMES)
 def test_scale_one_is_the_original_bit_for_bit(name: str) -> None:
     torch.manual_seed(0)
     model, shape = NETWORKS[name]()
@@ -78,7 +78,7 @@ def test_scale_one_is_the_original_bit_for_bit(name: str) -> None:
 
 
 @pytest.mark.parametrize("kind", CUTS)
-@pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.parametrize("name", NAMES)
 def test_extract_then_scatter_touches_exactly_the_cuts_coordinates(name: str, kind: str) -> None:
     model, graph, _ = built(name)
     cut = CUTS[kind](graph)
@@ -100,7 +100,7 @@ def test_extract_then_scatter_touches_exactly_the_cuts_coordinates(name: str, ki
     assert Cut.from_json(cut.to_json()) == cut and hash(Cut.from_json(cut.to_json())) == hash(cut)
 
 
-@pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.parametrize("name", NAMES)
 def test_prefix_of_a_quarter_keeps_under_15_percent_and_nothing_is_pinned(name: str) -> None:
     graph = graph_of(name)
     cut = graph.prefix(0.25)
