@@ -190,10 +190,13 @@ class LocalEngine:
         self._control, self._pipe = ours, Connection(os.dup(ours.fileno()))
         self._block_is_sent = False
         self._is_ready = False
-        threading.Thread(target=self._send_program, args=(self._control, self._pipe), daemon=True).start()
+        # ends of its own: `close` may come while it still writes
+        own = (ours.dup(), Connection(os.dup(ours.fileno())))
+        threading.Thread(target=self._send_program, args=own, daemon=True).start()
 
     def _send_program(self, control: socket.socket, pipe: Connection) -> None:
-        with contextlib.suppress(OSError):  # the other end is gone: seen when it is asked for a worker
+        # the other end may be gone: seen when it is asked for a worker
+        with control, pipe, contextlib.suppress(OSError):
             pipe.send_bytes(wire.dump((self._main, [block.layout for block in self._data])))
             for block in self._data:
                 socket.send_fds(control, [b"."], [block.fd])
