@@ -19,8 +19,9 @@ def sized(target: Any, shape: Any, requires_grad: bool = True, name: str = "y") 
     return SizedOp(name, "op", target, (), (), {}, shape, FLOAT, requires_grad)
 
 
-def parameter(*shape: int) -> Value:
-    value = Value(STANDING, shape)
+def parameter(*shape: int, storage: int = STANDING) -> Value:
+    """By the storage one parameter is told from another."""
+    value = Value(storage, shape)
     value.requires_grad = value.parameter = True
     return value
 
@@ -64,7 +65,7 @@ def test_a_linear_layer_keeps_what_its_gradients_need() -> None:
 def test_forward_and_backward_of_a_product_by_hand() -> None:
     """y = a @ b, loss = y: gradients of both factors, while y's own is there."""
     sim = Simulation(0)
-    a, b = parameter(4, 6), parameter(6, 5)
+    a, b = parameter(4, 6, storage=sim.allocate(0)), parameter(6, 5, storage=sim.allocate(0))
     y = applied(sim, aten.mm.default, (4, 5), a, b)
     sim.run_backward(y)
     assert sim.peak == 80 + 80 + 96 + 120  # y, its gradient, those of a and b
