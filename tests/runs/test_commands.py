@@ -179,7 +179,11 @@ SLOW = ("--stragglers", "0.2:3")
         ("small,fd", ("--schedule", "early-stopping", "--patience", "3"), "is for the method slt, not for small or fd"),
         ("fd", ("--patience", "3"), "--patience is for the method slt, not for fd"),
         ("fd", ("--head-fraction", "1"), "--head-fraction is for the method slt, not for fd"),
-        ("small,fedavg", ("--variant", "shared"), "--variant is for the method fd or fedrolex or heterofl or fjord, not for"),
+        (
+            "small,fedavg",
+            ("--variant", "shared"),
+            "--variant is for the method fd or fedrolex or heterofl or fjord, not for",
+        ),
         ("small", ("--pool", "3"), "--pool is for the method fd, not for small"),
         ("small,fd", ("--accounting", "peak"), "small or fd has none here: leave it out, or give a --budget"),
         ("slt", ("--patience", "3"), "--patience is for --schedule early-stopping"),
