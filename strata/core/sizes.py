@@ -32,7 +32,7 @@ def parse_bytes(value: str | int) -> int:
     """ "24 MiB", "1.5GB", "24000000" or 24000000 -> bytes."""
     if isinstance(value, int) and not isinstance(value, bool):
         size: float = value
-        unit = ""
+        unit = "b"  # a number that a program gives means what it says: a device may really have next to nothing
     else:
         match = re.fullmatch(r"\s*([+-]?\d+(?:\.\d*)?|[+-]?\.\d+)\s*([A-Za-z]*)\s*", str(value))
         if match is None or match[2].lower() not in _UNITS:
