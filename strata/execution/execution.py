@@ -168,7 +168,6 @@ class Execution:
 
     @property
     def step_copies(self) -> int:
-        """Tensors of a parameter's size that the optimizer's step makes for each in turn: weight decay (but for the
-        fused step that releases gradients), the proximal term and momentum of another precision need one."""
-        decays = self.weight_decay > 0 and not self.release_gradients
-        return 1 if decays or self.proximal > 0 or self.momentum_dtype != "float32" else 0
+        """Tensors of a parameter's size that the optimizer's step makes for each in turn: the proximal term and
+        momentum of another precision need one."""
+        return 1 if self.proximal > 0 or self.momentum_dtype != "float32" else 0

@@ -28,7 +28,7 @@ from torch.nn import functional
 
 from strata.execution.execution import Execution
 from strata.execution.mapped import is_mapped
-from strata.execution.optimizers import LeanSGD, Released
+from strata.execution.optimizers import Optimizer, Released, new_optimizer
 from strata.graph.inputs import InputsLike, InputSpec, float_dtype, images_last
 
 Forward = Callable[..., Tensor]  # a module and its inputs -> its output
@@ -93,34 +93,25 @@ def example_batch(inputs: InputSpec, execution: Execution, channels_last: bool =
 
 def training_step(
     module: nn.Module, inputs: Sequence[Tensor], labels: Tensor, execution: Execution, forward: Forward | None = None
-) -> tuple[torch.optim.Optimizer | Released, Callable[[], None]]:
+) -> tuple[Optimizer | Released, Callable[[], None]]:
     """Forward, backward and SGD as devices do them, at learning rate 0."""
     trained = [p for p in module.parameters() if p.requires_grad]
     if execution.release_gradients:
-        released = Released(trained, lambda own: new_optimizer(own, execution))
+        released = Released(trained, lambda own: new_optimizer(execution, own, lr=0.0))
 
         def released_step() -> None:
             with released.releasing():
                 backward(module, inputs, labels, execution, forward)
 
         return released, released_step
-    optimizer = new_optimizer(trained, execution)
+    optimizer = new_optimizer(execution, trained, lr=0.0)
 
     def step() -> None:
         backward(module, inputs, labels, execution, forward)
         optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
+        optimizer.zero_grad()
 
     return optimizer, step
-
-
-def new_optimizer(trained: list[nn.Parameter], execution: Execution, lr: float = 0.0) -> torch.optim.Optimizer:
-    if execution.momentum_dtype != "float32":
-        return LeanSGD(trained, lr, execution.momentum, execution.weight_decay)
-    # single tensor by single tensor, which is also what torch does by default on a CPU; fused, no gradient is copied
-    fused = True if execution.release_gradients else None
-    decay = execution.weight_decay
-    return torch.optim.SGD(trained, lr, execution.momentum, weight_decay=decay, foreach=False, fused=fused)
 
 
 def backward(
@@ -157,7 +148,7 @@ def measure_step(step: Callable[[], object], standing: Iterable[Tensor]) -> Meas
     return Measured.of(growth(step), held)
 
 
-def standing_tensors(module: nn.Module, optimizer: torch.optim.Optimizer | Released, *batch: Tensor) -> list[Tensor]:
+def standing_tensors(module: nn.Module, optimizer: Optimizer | Released, *batch: Tensor) -> list[Tensor]:
     state = [value for entry in optimizer.state.values() for value in entry.values() if isinstance(value, Tensor)]
     weights = [parameter for parameter in module.parameters() if not is_mapped(parameter)]
     return [*weights, *module.buffers(), *state, *batch]

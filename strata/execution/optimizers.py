@@ -1,44 +1,115 @@
-"""Optimizers that keep less: momentum in bfloat16, and gradients that go as soon as they are made."""
+"""What takes a device's step: SGD, SGD that keeps its momentum in bfloat16, and gradients that go as soon as made.
+
+None of them is a torch.optim.Optimizer: making one, and its first step, load torch's compiler, some 2 s and 70 MiB in
+every process that trains.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
-from torch.optim import Optimizer
+
+from strata.execution.execution import Execution
 
 
-class LeanSGD(Optimizer):
-    """SGD with momentum and weight decay whose momentum is kept in bfloat16.
+class Optimizer(Protocol):
+    """What training needs of one; those of torch.optim have it."""
 
-    v = momentum * v + gradient + weight_decay * w and w = w - lr * v are computed in the parameter's own precision; v
-    is rounded, to nearest and ties to even, only where it is put away. The gradient is used up.
+    @property
+    def state(self) -> Any: ...
+    def step(self) -> Any: ...
+    def zero_grad(self) -> None: ...
+
+
+class SGD:
+    """torch.optim.SGD(fused=True), to the bit: v = momentum * v + gradient + weight_decay * w, then w = w - lr * v.
+
+    `rates`: a parameter of rate r is learned at lr / r^2 and decays by weight_decay * r^2 (see training/trainer.py).
     """
 
-    def __init__(self, parameters: Iterable[nn.Parameter], lr: float, momentum: float, weight_decay: float) -> None:
-        super().__init__(parameters, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay})
+    def __init__(
+        self,
+        parameters: Sequence[nn.Parameter],
+        lr: float,
+        momentum: float,
+        weight_decay: float,
+        rates: Sequence[float] = (),
+    ) -> None:
+        self.lr = lr
+        self.momentum = momentum
+        self.weight_decay = weight_decay
+        self.state: dict[nn.Parameter, dict[str, Tensor]] = {}
+        # one call of torch's takes parameters of one rate and dtype
+        self._groups: dict[tuple[float, torch.dtype], list[nn.Parameter]] = {}
+        for parameter, rate in zip(parameters, rates or [1.0] * len(parameters), strict=True):
+            self._groups.setdefault((rate, parameter.dtype), []).append(parameter)
+
+    def zero_grad(self) -> None:
+        for parameters in self._groups.values():
+            for parameter in parameters:
+                parameter.grad = None
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> Any:
-        for group in self.param_groups:
-            for parameter in group["params"]:
-                if parameter.grad is not None:
-                    self._step(parameter, parameter.grad, group)
-        return None if closure is None else closure()
+    def step(self) -> None:
+        for (rate, _), group in self._groups.items():
+            moving = [parameter for parameter in group if parameter.grad is not None]
+            new = [parameter for parameter in moving if parameter not in self.state]
+            for parameters, is_first in ((new, True), ([one for one in moving if one in self.state], False)):
+                if parameters:
+                    self._step(parameters, self.lr / rate**2, self.weight_decay * rate**2, is_first)
 
-    def _step(self, parameter: nn.Parameter, velocity: Tensor, group: dict[str, Any]) -> None:
-        if group["weight_decay"]:
-            velocity.add_(parameter, alpha=group["weight_decay"])
-        kept = self.state[parameter]
-        if "momentum_buffer" in kept:
-            velocity.add_(kept["momentum_buffer"].to(velocity.dtype), alpha=group["momentum"])
-            kept["momentum_buffer"].copy_(velocity)
-        else:
-            kept["momentum_buffer"] = velocity.to(torch.bfloat16)
-        parameter.add_(velocity, alpha=-group["lr"])
+    def _step(self, parameters: list[nn.Parameter], lr: float, weight_decay: float, is_first: bool) -> None:
+        gradients = [parameter.grad for parameter in parameters]
+        if self.momentum and is_first:
+            for parameter in parameters:
+                self.state[parameter] = {"momentum_buffer": torch.empty_like(parameter.grad)}
+        momenta = [self.state[parameter]["momentum_buffer"] for parameter in parameters] if self.momentum else []
+        torch._fused_sgd_(
+            parameters,
+            gradients,
+            momenta,
+            weight_decay=weight_decay,
+            momentum=self.momentum,
+            lr=lr,
+            dampening=0.0,
+            nesterov=False,
+            maximize=False,
+            is_first_step=is_first,
+        )
+
+
+class LeanSGD(SGD):
+    """SGD whose momentum is kept in bfloat16.
+
+    v and w are computed in the parameter's own precision; v is rounded, to nearest and ties to even, only where it is
+    put away. The gradient is used up.
+    """
+
+    def _step(self, parameters: list[nn.Parameter], lr: float, weight_decay: float, is_first: bool) -> None:
+        for parameter in parameters:
+            velocity = parameter.grad
+            assert velocity is not None
+            if weight_decay:
+                velocity.add_(parameter, alpha=weight_decay)
+            if is_first:
+                self.state[parameter] = {"momentum_buffer": velocity.to(torch.bfloat16)}
+            else:
+                kept = self.state[parameter]["momentum_buffer"]
+                velocity.add_(kept.to(velocity.dtype), alpha=self.momentum)
+                kept.copy_(velocity)
+            parameter.add_(velocity, alpha=-lr)
+
+
+def new_optimizer(
+    execution: Execution, parameters: Sequence[nn.Parameter], lr: float, rates: Sequence[float] = ()
+) -> SGD:
+    """Fresh: a device keeps nothing between rounds."""
+    kind = SGD if execution.momentum_dtype == "float32" else LeanSGD
+    return kind(parameters, lr, execution.momentum, execution.weight_decay, rates)
 
 
 Change = Callable[[nn.Parameter], None]  # of a gradient, before the step is taken

@@ -16,7 +16,7 @@ import threading
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from strata.core.errors import one_line
 from strata.core.files import write_new
@@ -35,14 +35,48 @@ def new_secret(home: Path) -> Path:
     return path
 
 
+class Apps(Protocol):
+    """Processes of Flower's program for an app."""
+
+    program: str  # flwr-serverapp or flwr-clientapp: the kind of its tasks, too
+
+    def start(self, arguments: list[str], token: str) -> None: ...
+    def tidy(self) -> None: ...
+
+
+@dataclass
+class StartedApps:
+    """Each started anew. The token goes by a file: everybody can read a command line."""
+
+    program: str
+    folder: Path  # for the tokens, nobody else's
+    umask: int = -1  # of the apps; -1: as here
+    running: dict[Path, subprocess.Popen[bytes]] = field(default_factory=dict)
+
+    def start(self, arguments: list[str], token: str) -> None:
+        file = self.folder / f"{secrets.token_hex(8)}.token"
+        program = Path(sysconfig.get_path("scripts")) / self.program
+        command = [str(program), *arguments, "--token-file", str(file), "--parent-pid", str(os.getpid())]
+        try:
+            write_new(file, token.encode())
+            self.running[file] = subprocess.Popen(command, stdin=subprocess.DEVNULL, umask=self.umask)
+        except BaseException:
+            file.unlink(missing_ok=True)
+            raise
+
+    def tidy(self) -> None:
+        for file, process in list(self.running.items()):
+            if process.poll() is not None:
+                file.unlink(missing_ok=True)
+                del self.running[file]
+
+
 @dataclass
 class AppStarter:
     address: str  # of the runtime interface, on this machine
-    task: str  # flwr-serverapp or flwr-clientapp: the kind, and the program
     secret: Path
     authority: Path | None  # None: in plain text
-    umask: int = -1  # of the apps; -1: as here
-    running: dict[Path, subprocess.Popen[bytes]] = field(default_factory=dict)
+    apps: Apps
 
     def start(self) -> None:
         # The client is made here, not in the thread: without a secret or certificate the process has to end.
@@ -59,15 +93,15 @@ class AppStarter:
         said = ""
         while True:
             try:
-                answer = client.AcquireTask(AcquireTaskRequest(supported_task_types=[self.task]))
+                answer = client.AcquireTask(AcquireTaskRequest(supported_task_types=[self.apps.program]))
                 if answer.HasField("task") and answer.token:
                     self._launch(answer.token)
-                self._tidy()
+                self.apps.tidy()
                 time.sleep(POLL)
             except httpx.HTTPError:  # it is not up yet, or on its way down
                 time.sleep(AWAY)
             except Exception as error:
-                trouble = f"strata: {self.task} was not started: {one_line(error, kind=True)}"
+                trouble = f"strata: {self.apps.program} was not started: {one_line(error, kind=True)}"
                 if trouble != said:
                     with contextlib.suppress(OSError):  # the log may be on the disk that is full
                         print(trouble, flush=True)
@@ -89,32 +123,5 @@ class AppStarter:
         )
 
     def _launch(self, token: str) -> None:
-        """The token goes by a file: everybody can read a command line."""
-        file = self.secret.with_name(f"{secrets.token_hex(8)}.token")
         security = ["--insecure"] if self.authority is None else ["--root-certificates", str(self.authority)]
-        program = Path(sysconfig.get_path("scripts")) / self.task
-        try:
-            write_new(file, token.encode())
-            self.running[file] = subprocess.Popen(
-                [
-                    str(program),
-                    "--runtime-api-address",
-                    self.address,
-                    "--token-file",
-                    str(file),
-                    *security,
-                    "--parent-pid",
-                    str(os.getpid()),
-                ],
-                stdin=subprocess.DEVNULL,
-                umask=self.umask,
-            )
-        except BaseException:
-            file.unlink(missing_ok=True)
-            raise
-
-    def _tidy(self) -> None:
-        for file, process in list(self.running.items()):
-            if process.poll() is not None:
-                file.unlink(missing_ok=True)
-                del self.running[file]
+        self.apps.start(["--runtime-api-address", self.address, *security], token)

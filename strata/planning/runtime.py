@@ -74,9 +74,11 @@ def tiny_step() -> None:
     import torch
     from torch import nn
 
+    from strata.execution.optimizers import SGD
+
     torch.set_num_threads(1)
     model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(4 * 6 * 6, 2))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    optimizer = SGD(list(model.parameters()), lr=0.1, momentum=0.9, weight_decay=0.0)
     for _ in range(2):
         optimizer.zero_grad()
         nn.functional.cross_entropy(model(torch.zeros(2, 3, 8, 8)), torch.zeros(2, dtype=torch.long)).backward()

@@ -21,7 +21,7 @@ from strata.data.samples import Batch, is_images
 from strata.execution.execution import Execution
 from strata.execution.mapped import check_mapping
 from strata.execution.measured import growth
-from strata.execution.optimizers import LeanSGD
+from strata.execution.optimizers import Optimizer, new_optimizer
 from strata.training.waiting import Waiting
 
 Loss = Callable[[Tensor, Tensor], Tensor]  # outputs [b, ...], targets [b, ...] -> mean loss of the batch
@@ -160,24 +160,13 @@ class LocalTraining(Execution):
             return _together(self.preparation, batch)
         return tuple(normalise(one, self.mean, self.std) if is_images(one) else one for one in batch)
 
-    def new_optimizer(
-        self, parameters: list[nn.Parameter], lr: float, rates: Sequence[float] = ()
-    ) -> torch.optim.Optimizer:
+    def new_optimizer(self, parameters: list[nn.Parameter], lr: float, rates: Sequence[float] = ()) -> Optimizer:
         """Fresh each round: a device keeps nothing between rounds. `rates`: see training/trainer.py."""
-        if all(rate == 1 for rate in rates):
-            groups: Any = parameters
-        elif self.optimizer is not None:
+        if self.optimizer is None:
+            return new_optimizer(self, parameters, lr, rates)
+        if any(rate != 1 for rate in rates):
             raise BadInput("the scaler of heterofl and fedrolex is known for SGD only: leave out the optimizer")
-        else:
-            groups = [
-                {"params": [parameter], "lr": lr / rate**2, "weight_decay": self.weight_decay * rate**2}
-                for parameter, rate in zip(parameters, rates, strict=True)
-            ]
-        if self.optimizer is not None:
-            return self.optimizer(groups, lr)
-        if self.momentum_dtype != "float32":
-            return LeanSGD(groups, lr, self.momentum, self.weight_decay)
-        return torch.optim.SGD(groups, lr, self.momentum, weight_decay=self.weight_decay, fused=True)
+        return self.optimizer(parameters, lr)
 
 
 def _together(function: Callable[[Any], Any], batch: Batch) -> Batch:

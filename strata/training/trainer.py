@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from strata.core.errors import BadInput
 from strata.execution.measured import standing_tensors
-from strata.execution.optimizers import Released
+from strata.execution.optimizers import Optimizer, Released
 from strata.training.settings import LocalTraining
 from strata.training.submodels import BuiltSubmodel
 from strata.training.waiting import Waiting
@@ -44,7 +44,7 @@ class Trainer:
                 parameter.data.div_(rate)
         starts = ((p, (p.detach().clone(), rate)) for p, rate in zip(self.parameters, self.rates, strict=True))
         self.received = dict(starts) if settings.proximal else {}
-        self.optimizer: torch.optim.Optimizer | Released
+        self.optimizer: Optimizer | Released
         if settings.release_gradients:
             if phase.levels:
                 raise BadInput(

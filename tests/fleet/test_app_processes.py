@@ -13,7 +13,7 @@ from flwr.proto.runtime_pb2 import AcquireTaskResponse
 from flwr.proto.task_pb2 import Task
 
 from strata.fleet import app_processes
-from strata.fleet.app_processes import AppStarter, new_secret
+from strata.fleet.app_processes import AppStarter, StartedApps, new_secret
 
 
 class Enough(BaseException):
@@ -54,7 +54,7 @@ def test_a_task_that_cannot_be_started(
     monkeypatch.setattr(subprocess, "Popen", Process)
     monkeypatch.setattr(app_processes, "POLL", 0.0)
     monkeypatch.setattr(app_processes, "AWAY", 0.0)
-    executor = AppStarter("127.0.0.1:1", "flwr-clientapp", new_secret(tmp_path), None, umask=0o027)
+    executor = AppStarter("127.0.0.1:1", new_secret(tmp_path), None, StartedApps("flwr-clientapp", tmp_path, umask=0o027))
     with pytest.raises(Enough):
         executor._work(Tasks(4))
     assert started == [0o027, 0o027]
@@ -64,4 +64,4 @@ def test_a_task_that_cannot_be_started(
 
 def test_without_its_secret_it_does_not_start(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
-        AppStarter("127.0.0.1:1", "flwr-clientapp", tmp_path / "gone", None).start()
+        AppStarter("127.0.0.1:1", tmp_path / "gone", None, StartedApps("flwr-clientapp", tmp_path)).start()

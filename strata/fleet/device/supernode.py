@@ -10,7 +10,8 @@ import os
 from pathlib import Path
 
 from strata.core.processes import end_with_launcher
-from strata.fleet.app_processes import AppStarter
+from strata.fleet.app_processes import AppStarter, StartedApps
+from strata.fleet.device.warm_apps import WarmApps
 from strata.fleet.environment import be_quiet
 from strata.fleet.flower_patches import patch_device
 
@@ -18,7 +19,6 @@ POLL = "STRATA_POLL_SECONDS"
 
 
 def main() -> None:
-    end_with_launcher()
     be_quiet()
     from flwr.supernode.cli.flower_supernode import flower_supernode
 
@@ -27,7 +27,9 @@ def main() -> None:
         parser.add_argument(name)
     given, _ = parser.parse_known_args()
     secret = Path(given.superexec_auth_secret_file)
-    AppStarter(f"{given.host}:{given.port}", "flwr-clientapp", secret, authority=None).start()
+    apps = WarmApps(otherwise=StartedApps(WarmApps.program, secret.parent))  # forks, so before there are threads
+    end_with_launcher()
+    AppStarter(f"{given.host}:{given.port}", secret, authority=None, apps=apps).start()
     patch_device(float(os.environ[POLL]))
     flower_supernode()
 

@@ -14,7 +14,7 @@ import os
 from pathlib import Path
 
 from strata.core.processes import end_with_launcher
-from strata.fleet.app_processes import AppStarter
+from strata.fleet.app_processes import AppStarter, StartedApps
 from strata.fleet.environment import be_quiet
 from strata.fleet.flower_patches import patch_server
 from strata.fleet.security.addresses import Address
@@ -37,7 +37,7 @@ def main() -> None:
     authority = None if given.ssl_ca_certfile is None else Path(given.ssl_ca_certfile)
     secret = Path(given.superexec_auth_secret_file)
     # run folders are as the user wants them, hence the umask
-    AppStarter(str(address), "flwr-serverapp", secret, authority, umask).start()
+    AppStarter(str(address), secret, authority, StartedApps("flwr-serverapp", secret.parent, umask)).start()
     patch_server(token)
     flower_superlink()
 
