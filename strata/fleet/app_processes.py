@@ -21,7 +21,9 @@ from typing import Any, Protocol
 from strata.core.errors import one_line
 from strata.core.files import write_new
 
-POLL = 0.25  # seconds between a task's arrival and its start
+POLL = 0.25  # seconds between two looks for a task that is on its way
+LOOKS = 20  # so often, after word of it
+IDLE = 5.0  # seconds between two looks without any word: each costs a device some milliseconds of work
 AWAY = 1.0  # seconds before asking again when there was no answer
 ACQUIRE = "/flwr.proto.Runtime/AcquireTask"
 
@@ -77,6 +79,11 @@ class AppStarter:
     secret: Path
     authority: Path | None  # None: in plain text
     apps: Apps
+    _word: threading.Event = field(default_factory=threading.Event)
+
+    def told(self) -> None:
+        """That there is a task, now or in a moment."""
+        self._word.set()
 
     def start(self) -> None:
         # The client is made here, not in the thread: without a secret or certificate the process has to end.
@@ -90,14 +97,15 @@ class AppStarter:
         import httpx
         from flwr.proto.runtime_pb2 import AcquireTaskRequest
 
-        said = ""
+        said, looks = "", LOOKS
         while True:
             try:
                 answer = client.AcquireTask(AcquireTaskRequest(supported_task_types=[self.apps.program]))
                 if answer.HasField("task") and answer.token:
                     self._launch(answer.token)
                 self.apps.tidy()
-                time.sleep(POLL)
+                looks = LOOKS if self._word.wait(POLL if looks else IDLE) else max(0, looks - 1)
+                self._word.clear()
             except httpx.HTTPError:  # it is not up yet, or on its way down
                 time.sleep(AWAY)
             except Exception as error:

@@ -41,48 +41,56 @@ class Patch:
         setattr(module, self.name, self.made(getattr(module, self.name)))
 
 
-def patch_server(token: str | None) -> None:
+Told = Callable[[], None]  # called when there is an app to start
+
+
+def patch_server(token: str | None, told: Told) -> None:
     """`token`: the operator's; None on a plain-text server."""
-    for patch in server_patches(token):
+    for patch in server_patches(token, told):
         patch.apply()
 
 
-def patch_device(poll: float) -> None:
+def patch_device(poll: float, told: Told) -> None:
     """`poll`: seconds between two questions for work."""
-    for patch in device_patches(poll):
+    for patch in device_patches(poll, told):
         patch.apply()
 
 
-def server_patches(token: str | None) -> tuple[Patch, ...]:
+def server_patches(token: str | None, told: Told) -> tuple[Patch, ...]:
+    starts = functools.partial(only_strata_starts, told=told)
     return (
-        Patch("flwr.superlink.servicer.control.control_handlers", "start_run", only_strata_starts),
+        Patch("flwr.superlink.servicer.control.control_handlers", "start_run", starts),
         Patch("flwr.superlink.servicer.fleet.fleet_handlers", "push_messages", within_bounds),
         Patch("flwr.superlink.extensions", "get_middleware", functools.partial(guarded, token=token)),
         Patch("uvicorn", "run", without_access_log),
     )
 
 
-def device_patches(poll: float) -> tuple[Patch, ...]:
+def device_patches(poll: float, told: Told) -> tuple[Patch, ...]:
+    comes = functools.partial(only_strata_comes, told=told)
     return (
         Patch("flwr.supernode.start_client_internal", "time", lambda _: ShortSleep(poll)),
-        Patch("flwr.supernode.start_client_internal", "_pull_and_store_message", only_strata_comes),
+        Patch("flwr.supernode.start_client_internal", "_pull_and_store_message", comes),
     )
 
 
 # --- the server ------------------------------------------------------------------------------------------------------
 
 
-def only_strata_starts(start_run: Callable[..., Any]) -> Callable[..., Any]:
+def only_strata_starts(start_run: Callable[..., Any], told: Told) -> Callable[..., Any]:
     """Flower's handler of the control interface that begins a run.
 
-    Why: it takes any app bundle and would run its code here. The operator's token is no right to send code.
+    Why: it takes any app bundle and would run its code here. The operator's token is no right to send code. And who
+    starts the apps is told that there is one, so that it need not ask all the time.
     """
     from flwr.supercore.error import ApiErrorCode, FlowerError
 
     def start_strata(request: Any, *arguments: Any, **named: Any) -> Any:
         if request.app_spec or request.fab.content != bundle():
             raise FlowerError(ApiErrorCode.INVALID_APP_SPEC, "This server runs Strata's own app and no other.")
-        return start_run(request, *arguments, **named)
+        started = start_run(request, *arguments, **named)
+        told()
+        return started
 
     return start_strata
 
@@ -150,12 +158,13 @@ class ForeignApp(Exception):
     pass
 
 
-def only_strata_comes(pull: Callable[..., int | None]) -> Callable[..., int | None]:
+def only_strata_comes(pull: Callable[..., int | None], told: Told) -> Callable[..., int | None]:
     """Flower's step that takes a message from the server and keeps it for the app.
 
     Why: Flower sends a device the code it is to run. Strata's bundle holds none, so any other bundle is refused here,
     before a process is started for it, and the server is told. Two faults of Flower 1.41 are mended on the way (see
-    _as_failure and _run_of_waiting_reply). And the first call says that the device is connected, which Flower does not.
+    _as_failure and _run_of_waiting_reply). And the first call says that the device is connected, which Flower does not;
+    and who starts the apps is told of a message.
     """
     from flwr.app import Error, Message
     from flwr.common.constant import ErrorCode
@@ -186,6 +195,8 @@ def only_strata_comes(pull: Callable[..., int | None]) -> Callable[..., int | No
             rest[call] = _as_failure(rest[call])
         try:
             taken = pull(receive=remembering, get_fab=checked, **rest)
+            if taken is not None:
+                told()
             return _run_of_waiting_reply(rest["state"]) if taken is None else taken
         except ForeignApp:
             message = messages[-1]

@@ -70,6 +70,7 @@ PRIVATE = {
     "flwr.supercore.run": {"RunNotRunningException"},
     "flwr.supercore.runtime": {"RuntimeHttpClient"},
     "flwr.superlink.cli.flower_superlink": {"flower_superlink"},
+    "flwr.supernode.cli": {"flwr_clientapp"},
     "flwr.supernode.cli.flower_supernode": {"flower_supernode"},
     "flwr.supernode.start_client_internal": {"_insert_message"},
 }
@@ -97,7 +98,7 @@ def test_it_is_called_where_the_replacement_stands(module: str) -> None:
 
 
 def test_every_patch_is_of_something_that_is_looked_at() -> None:
-    patches = (*flower_patches.server_patches("token"), *flower_patches.device_patches(1.0))
+    patches = (*flower_patches.server_patches("token", print), *flower_patches.device_patches(1.0, print))
     others = {"uvicorn.run", f"{DEVICE}.time"}  # not Flower's own: see below
     assert {f"{patch.module}.{patch.name}" for patch in patches} <= {*DIGESTS, *others}
     for patch in patches:

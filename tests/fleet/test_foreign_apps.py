@@ -57,7 +57,11 @@ class Node:
         self.message.metadata.__dict__["_message_id"] = self.message.object_id
         self.objects = {name: part.deflate() for name, part in get_all_nested_objects(self.message).items()}
         self.confirmed: list[Any] = []
-        self.step = flower_patches.only_strata_comes(start_client_internal._pull_and_store_message)
+        self.told = 0
+        self.step = flower_patches.only_strata_comes(start_client_internal._pull_and_store_message, self.tell)
+
+    def tell(self) -> None:
+        self.told += 1
 
     def pull(self, content: bytes = bundle(), **other: Any) -> int | None:
         fab = Fab(hashlib.sha256(content).hexdigest(), content, {})
@@ -80,6 +84,7 @@ def test_only_strata(
     node = Node(monkeypatch)
     assert node.pull(content) == 3
     assert (node.state.get_run(3) is not None) == runs  # without it no process is started
+    assert node.told == int(runs)
     replies = list(node.state.get_messages_legacy(is_reply=True))
     said = capsys.readouterr().out
     assert flower_patches.CONNECTED in said

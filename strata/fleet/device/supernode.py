@@ -29,8 +29,9 @@ def main() -> None:
     secret = Path(given.superexec_auth_secret_file)
     apps = WarmApps(otherwise=StartedApps(WarmApps.program, secret.parent))  # forks, so before there are threads
     end_with_launcher()
-    AppStarter(f"{given.host}:{given.port}", secret, authority=None, apps=apps).start()
-    patch_device(float(os.environ[POLL]))
+    starter = AppStarter(f"{given.host}:{given.port}", secret, authority=None, apps=apps)
+    starter.start()
+    patch_device(float(os.environ[POLL]), starter.told)
     flower_supernode()
 
 

@@ -37,8 +37,9 @@ def main() -> None:
     authority = None if given.ssl_ca_certfile is None else Path(given.ssl_ca_certfile)
     secret = Path(given.superexec_auth_secret_file)
     # run folders are as the user wants them, hence the umask
-    AppStarter(str(address), secret, authority, StartedApps("flwr-serverapp", secret.parent, umask)).start()
-    patch_server(token)
+    starter = AppStarter(str(address), secret, authority, StartedApps("flwr-serverapp", secret.parent, umask))
+    starter.start()
+    patch_server(token, starter.told)
     flower_superlink()
 
 
