@@ -17,8 +17,6 @@ unexport PYTHONDONTWRITEBYTECODE
 $(STAMP): pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -e ".[dev]"
-	@# pip would compile on one core, and what is never imported; some packages hold files for other Pythons
-	$(BIN)/python -m compileall -q -j 0 -x '/(transformers/models|ray/(data|rllib|serve|train|tune)|plotly/validators|tests)/' .venv/lib >/dev/null || true
 	touch $@
 
 demo: $(STAMP)
@@ -34,7 +32,9 @@ lint: $(STAMP)
 test: $(STAMP)
 	@$(MAKE) --no-print-directory -j 2 lint pytest
 
+# Collected once before: else each of the four processes would compile what the tests import, and the tests themselves.
 pytest: $(STAMP)
+	@$(BIN)/pytest --collect-only -q >/dev/null || $(BIN)/pytest --collect-only -q
 	$(BIN)/pytest -n 4 --dist loadfile --no-loadscope-reorder -q
 
 bench: $(STAMP)

@@ -1,4 +1,4 @@
-"""Client apps forked from a process that has Flower loaded: a message costs a device a fork, not two seconds of imports.
+"""Client apps forked from a process that has Flower loaded: a message costs a fork, not two seconds of imports.
 
 That process is itself forked from the SuperNode's before anything is running there, so they share their pages.
 """
