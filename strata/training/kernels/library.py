@@ -20,7 +20,7 @@ from strata.core.processor import processor_abilities
 
 SOURCES = tuple(Path(__file__).with_name(name) for name in ("narrow.c", "winograd.c"))
 FLAGS = ("-O3", "-march=native", "-std=gnu11", "-shared", "-fPIC")
-LANES = 16  # floats in a register
+LANES = 16  # floats in the widest registers; the sources take 8 at a time where there are none so wide
 COMPILERS = ("gcc", "clang", "cc")
 SECONDS = 120  # for building; it takes about three
 

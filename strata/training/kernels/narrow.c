@@ -4,13 +4,17 @@
  *   output  [networks][out][out_h][out_w][batch]     batch: a multiple of LANES
  *
  * Libraries put channels innermost and fill a vector register with 16 of them; a network with 2 channels then wastes
- * seven eighths of every multiplication. Here a register holds 16 samples of one channel and one position, and a weight
- * is a scalar. Every sum is taken in a fixed order: the same input gives the same bits.
+ * seven eighths of every multiplication. Here a register holds 16 samples (8 without AVX-512) of one channel and one
+ * position, and a weight is a scalar. Every sum is taken in a fixed order: the same input gives the same bits.
  */
 #include <stdlib.h>
 #include <string.h>
 
+#ifdef __AVX512F__
 #define LANES 16
+#else
+#define LANES 8
+#endif
 #define COLUMNS 32 /* of a row at a time: their sums stay in the nearest cache */
 #define INLINE static inline __attribute__((always_inline))
 typedef float lanes __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
