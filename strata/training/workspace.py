@@ -17,6 +17,7 @@ from strata.execution.norm_statistics import fixed_norms
 from strata.execution.placement import forward_of, placement_for
 from strata.execution.segments import Placement, Segmented
 from strata.training import kernels
+from strata.training.simulated import forward_in_groups, parts_may_join
 from strata.training.submodels import BuiltSubmodel, build, structure_digest
 from strata.training.vectorised import Grouped, NotVectorisable
 from strata.training.vectorised.width import suits_kernels
@@ -42,6 +43,7 @@ class Workspace:
         self._placements: dict[tuple[str, int | str | None, int, int | None], Placement | None] = {}
         self._networks: OrderedDict[tuple[str, int, str, bool], Grouped | None] = OrderedDict()
         self._measured: dict[Hashable, int] = {}
+        self._joinable: dict[str, bool] = {}
 
     def structure(self, cut: Cut) -> str:
         """Equal for cuts whose submodels differ in weights only: tasks that share it share one module."""
@@ -66,14 +68,18 @@ class Workspace:
         kept = self._submodels.values()
         return len(kept) > SUBMODELS_KEPT or (len(kept) > 2 and sum(one.bytes for one in kept) > SUBMODEL_BYTES_KEPT)
 
-    def forward(self, cut: Cut, settings: LocalTraining) -> Forward:
+    def forward(self, cut: Cut, settings: LocalTraining, group: int | None = None) -> Forward:
         """How a device runs the cut's submodel in training: as a whole, in segments that are computed anew, or with
-        frozen layers in chunks."""
+        frozen layers in chunks. `group`: samples that batch norms take together (simulated.py)."""
         built = self.submodel(cut, settings.device, settings.maps)
         placement = self.placement(cut, settings)
-        key = (placement, fixed_norms(self.graph, cut, settings))
+        fixed = fixed_norms(self.graph, cut, settings)
+        key = (placement, fixed, group)
         if key not in built.forwards:
-            built.forwards[key] = forward_of(built.module, *key)
+            if group is None:
+                built.forwards[key] = forward_of(built.module, placement, fixed)
+            else:
+                built.forwards[key] = forward_in_groups(built.module, fixed, group)
         found = built.forwards[key]
         if found is None:
             return built.module
@@ -97,6 +103,13 @@ class Workspace:
         if key not in self._placements:
             self._placements[key] = placement_for(self.graph, cut, settings)
         return self._placements[key]
+
+    def parts_may_join(self, cut: Cut) -> bool:
+        """Whether a batch in parts may be simulated as a whole."""
+        key = self.structure(cut)
+        if key not in self._joinable:
+            self._joinable[key] = parts_may_join(self.graph, cut)
+        return self._joinable[key]
 
     def recomputed_flops(self, cut: Cut, settings: Execution) -> int:
         """Per sample, what activation checkpointing adds to training the cut."""
