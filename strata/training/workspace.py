@@ -41,7 +41,7 @@ class Workspace:
         self._structures: OrderedDict[str, str] = OrderedDict()
         self._submodels: OrderedDict[tuple[str, str, bool], BuiltSubmodel] = OrderedDict()
         self._placements: dict[tuple[str, int | str | None, int, int | None], Placement | None] = {}
-        self._networks: OrderedDict[tuple[str, int, str, bool], Grouped | None] = OrderedDict()
+        self._networks: OrderedDict[tuple[str, int, str, bool, int | None], Grouped | None] = OrderedDict()
         self._measured: dict[Hashable, int] = {}
         self._joinable: dict[str, bool] = {}
 
@@ -116,13 +116,13 @@ class Workspace:
         placement = self.placement(cut, settings)
         return 0 if placement is None else placement.recomputed_flops
 
-    def network(self, cut: Cut, devices: int, settings: LocalTraining) -> Grouped | None:
-        """So many devices' submodels as one; None where the cut has no such form."""
-        key = (self.structure(cut), devices, settings.device, bool(settings.kernels))
+    def network(self, cut: Cut, devices: int, settings: LocalTraining, group: int | None = None) -> Grouped | None:
+        """So many devices' submodels as one; None where the cut has no such form. `group`: as in `forward`."""
+        key = (self.structure(cut), devices, settings.device, bool(settings.kernels), group)
         if key not in self._networks:
             try:
                 own_kernels = bool(settings.kernels) and suits_kernels(self.graph, cut)
-                self._networks[key] = Grouped(self.graph, cut, devices, settings.device, own_kernels)
+                self._networks[key] = Grouped(self.graph, cut, devices, settings.device, own_kernels, group)
             except NotVectorisable:
                 self._networks[key] = None
             while len(self._networks) > NETWORKS_KEPT:

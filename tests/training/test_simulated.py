@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,13 +14,17 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+import strata
 from strata.data import ImageSet
+from strata.execution import Execution
 from strata.graph import ChannelGraph, Cut
 from strata.methods import FjORD, Phase, Task
 from strata.models import resnet20
 from strata.training import LocalTraining, Update, simulated, train_device
+from strata.training.cohorts import cohorts, train_cohort
 from strata.training.simulated import parts_may_join, shortened
 from strata.training.trainer import Trainer
+from tests.federation import tiny
 from tests.methods.tiny import same_bits, tiny_graph, tiny_state, train
 from tests.workspaces import workspace_of
 
@@ -80,11 +86,14 @@ def made(kind: Callable[[], nn.Module]) -> tuple[dict[str, Tensor], ChannelGraph
 
 
 def update(graph: ChannelGraph, state: dict[str, Tensor], phase: Phase, settings: LocalTraining, count: int) -> Update:
-    generator = torch.Generator().manual_seed(3)
-    images = torch.randint(0, 256, (count, *graph.input_shape), generator=generator, dtype=torch.uint8)
-    own = ImageSet(images, torch.randint(0, 10, (count,), generator=generator))
-    task = Task(5, 0, phase.cut, (phase,))
+    task, own = Task(5, 0, phase.cut, (phase,)), data(graph, count)
     return train_device(workspace_of(graph), task, phase.cut.extract(state), own, settings, 0.05, seed=9)
+
+
+def data(graph: ChannelGraph, count: int, seed: int = 3) -> ImageSet:
+    generator = torch.Generator().manual_seed(seed)
+    images = torch.randint(0, 256, (count, *graph.input_shape), generator=generator, dtype=torch.uint8)
+    return ImageSet(images, torch.randint(0, 10, (count,), generator=generator))
 
 
 CUTS: dict[str, Callable[[ChannelGraph], Cut]] = {
@@ -216,3 +225,62 @@ def test_plain_devices_are_as_they_were() -> None:
     _, graph = made(Block)
     settings = LocalTraining(8, shortened=True)
     assert shortened(workspace_of(graph), Phase(graph.full()), settings) == (settings, None)
+
+
+# --- several devices as one network -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("cut", ["prefix", "frozen"])
+@pytest.mark.parametrize("momentum", ["float32", "bfloat16"])
+def test_narrow_lean_devices_are_one_network(momentum: str, cut: str) -> None:
+    state, graph = made(Block)
+    workspace = workspace_of(graph)
+    lean = Execution(8, 3, "auto", momentum_dtype=momentum)
+    phase = Phase(CUTS[cut](graph), execution=lean)
+    tasks = [Task(0, device, phase.cut, (phase,)) for device in range(2)]
+    settings = LocalTraining(8, shortened=True)
+    assert cohorts(workspace, tasks, [20] * 2, settings) == [[0, 1]]
+    assert cohorts(workspace, tasks, [20] * 2, settings, exact=True) == [[0], [1]]
+    assert cohorts(workspace, tasks, [20] * 2, replace(settings, shortened=False)) == [[0], [1]]
+    own = [data(graph, 20, seed) for seed in range(2)]
+    part = phase.cut.extract(state)
+    together = train_cohort(workspace, tasks, [part] * 2, own, settings, 0.05, 9)
+    close = 1e-4 if momentum == "float32" else 5e-3
+    assert together is not None
+    for task, one, found in zip(tasks, own, together, strict=True):
+        alone = train_device(workspace, task, part, one, replace(settings, shortened=False), 0.05, 9)
+        assert found.peak_bytes == alone.peak_bytes and found.loss == pytest.approx(alone.loss, rel=1e-4)
+        for name, tensor in alone.tensors.items():
+            torch.testing.assert_close(found.tensors[name], tensor, rtol=close, atol=close)
+
+
+def test_devices_with_other_executions_are_other_networks() -> None:
+    _, graph = made(Block)
+    phases = [Phase(graph.prefix(0.5), execution=Execution(8, micro)) for micro in (3, 4, 3, None)]
+    tasks = [Task(0, device, phase.cut, (phase,)) for device, phase in enumerate(phases)]
+    assert cohorts(workspace_of(graph), tasks, [20] * 4, LocalTraining(8, shortened=True)) == [[0, 2], [1], [3]]
+
+
+def test_parts_that_stay_parts_are_on_their_own() -> None:
+    _, graph = made(Dropping)
+    tasks = [Task(0, device, graph.prefix(0.5)) for device in range(2)]
+    assert cohorts(workspace_of(graph), tasks, [20] * 2, LocalTraining(8, shortened=True)) == [[0, 1]]
+    assert cohorts(workspace_of(graph), tasks, [20] * 2, LocalTraining(8, 3, shortened=True)) == [[0], [1]]
+
+
+# --- whole runs -------------------------------------------------------------------------------------------------------
+
+
+def test_the_same_bits_on_every_engine_and_the_same_counts_as_exact(tmp_path: Path) -> None:
+    found = {}
+    for name, workers, exact in (("none", 0, False), ("two", 2, False), ("exact", 0, True)):
+        strata.run(
+            tiny.model(), tiny.data(), "fedavg", training=LocalTraining(8, 3, "auto"), rounds=2, devices=4, per_round=2,
+            exact=exact, workers=workers, out=tmp_path / name, progress=False,
+        )  # fmt: skip
+        lines = map(json.loads, (tmp_path / name / "metrics.jsonl").read_text().splitlines())
+        counts = [{key: line.get(key) for key in ("peak_bytes", "train_flops")} for line in lines]
+        found[name] = (counts, (tmp_path / name / "model.safetensors").read_bytes())
+    assert found["none"] == found["two"]
+    assert found["none"][0] == found["exact"][0] and found["none"][1] != found["exact"][1]
+    assert all(one["peak_bytes"] and one["train_flops"] for one in found["none"][0])
