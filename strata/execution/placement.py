@@ -145,7 +145,7 @@ def observe(ops: Sequence[SizedOp], order: Sequence[int] | None = None, channels
         if writes(op.target) and isinstance(op.args[0], Ref):
             call.changed = storages(values[op.args[0].name])
         call.parameters = {name for name in op.inputs if name in trained}
-        call.draws = _draws(op)
+        call.draws = draws(op)
         call.gradient = any(value.requires_grad for value in each(values[op.name]))
         found.last_use |= dict.fromkeys(read - weights, index)
         found.calls.append(call)
@@ -157,7 +157,7 @@ def storages(one: Any) -> set[int]:
     return {value.storage for value in each(one)}
 
 
-def _draws(op: SizedOp) -> bool:
+def draws(op: SizedOp) -> bool:
     """Whether it takes random numbers; dropout that is off does not."""
     if torch.Tag.nondeterministic_seeded not in getattr(op.target, "tags", ()):
         return False

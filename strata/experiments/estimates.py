@@ -172,6 +172,7 @@ def _settings(request: RunConfig, setup: Setup) -> LocalTraining:
         mean=(0.5,) * channels,
         std=(0.25,) * channels,
         kernels=request.may_use_kernels and kernels.available(),
+        shortened=not request.course.exact,
     )
 
 

@@ -219,7 +219,7 @@ class Course(Component):
     exact: bool = setting(
         False,
         "simulate every device on its own and by torch's convolutions, as a real one trains; else narrow ones run "
-        "as one network, and our own convolutions are used: equal up to float32 rounding",
+        "as one network, lean ones by a shorter way, and our own convolutions are used: equal up to float32 rounding",
         simulated="every device trains on its own already",
     )
 

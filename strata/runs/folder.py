@@ -236,7 +236,8 @@ def describe_training(training: LocalTraining) -> dict[str, Any]:
     later = {name for name, known in settings_of(training).items() if known.since > 1}
     defaults = {field.name: field.default for field in dataclasses.fields(training)}
     kept = {name for name in values if not (name in later and values[name] == defaults[name])}
-    described = {name: _plain(values[name]) for name in values if name in kept and name != "objective"}  # the data's
+    kept -= {"objective", "shortened"}  # the data's; what --exact says
+    described = {name: _plain(values[name]) for name in values if name in kept}
     if training.loss is None:
         described["loss"] = _plain(cross_entropy) if training.objective == Classification() else None
     return described

@@ -200,6 +200,7 @@ def make_training(config: RunConfig, data: FederatedData) -> LocalTraining:
         augmentation=data.augmentation if local.augmentation is None else local.augmentation,
         device=local.device,
         kernels=None if config.may_use_kernels else False,
+        shortened=not config.course.exact,
     )
     return settled(complete(training, data), config.course.rounds)
 

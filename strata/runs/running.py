@@ -199,6 +199,7 @@ def carry_out(
     training, plain = settled(prepared.training, options.course.rounds), prepared.plain or prepared.model
     if options.course.exact:  # the reference: as a device of its own trains
         training = replace(training, kernels=False)
+    training = replace(training, shortened=not options.course.exact)
     if checkpoint_every < 1:
         raise BadInput(f"checkpoints are every 1 or more rounds, not every {checkpoint_every}")
     check_fit(method, model, data)

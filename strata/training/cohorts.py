@@ -7,6 +7,7 @@ gives the same bits everywhere. The vectorised path agrees with train_device, th
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import cache
 from typing import TYPE_CHECKING
 
@@ -18,8 +19,9 @@ from strata.methods.base import Task
 from strata.training import kernels
 from strata.training.loop import Draws, Update, batches
 from strata.training.memory import peak_bytes
-from strata.training.phases import is_plain
+from strata.training.phases import is_plain, settings_of
 from strata.training.settings import LocalTraining
+from strata.training.simulated import shortened
 from strata.training.vectorised.width import mean_channels
 from strata.training.workspace import Workspace
 
@@ -42,9 +44,8 @@ def cohorts(
     groups: dict[object, list[int]] = {}
     is_narrow = cache(lambda cut: narrow(workspace.graph, cut))  # devices often share a cut
     for position, (task, count) in enumerate(zip(tasks, samples, strict=True)):
-        fixed = fixed_norms(workspace.graph, task.cut, settings.in_round(task.round))
-        alone = exact or bool(fixed) or not _simple(task, settings) or not is_narrow(task.cut)
-        key = position if alone else (workspace.structure(task.cut), count)
+        alone = exact or not is_narrow(task.cut) or not _simple(workspace, task, settings)
+        key = position if alone else (workspace.structure(task.cut), count, task.phases[0].execution)
         groups.setdefault(key, []).append(position)
     return [part for group in groups.values() for part in _split(group)]
 
@@ -62,7 +63,9 @@ def train_cohort(
 
     Per device: `tensors`, its cut's part of the server's state, and `data`, its samples."""
     count = len(data[0])
-    network = workspace.network(tasks[0].cut, len(tasks), settings)
+    phase, lean = tasks[0].phases[0], settings
+    settings, group = shortened(workspace, phase, settings_of(phase, settings, tasks[0].round))
+    network = workspace.network(tasks[0].cut, len(tasks), settings, group)
     if network is None:
         return None
     network.load(tensors)
@@ -87,7 +90,7 @@ def train_cohort(
     optimizer.zero_grad()
     mean = totals / (settings.epochs * count)
     workspace.submodel(tasks[0].cut, settings.device).load(tensors[0])
-    peak = peak_bytes(workspace, tasks[0], data[0], settings)  # of a single device on its own, and alike for all
+    peak = peak_bytes(workspace, tasks[0], data[0], lean)  # of a single device on its own, and alike for all
     return [
         Update(task.round, task.device, update, count, float(loss), peak, task.cut.hash)
         for task, update, loss in zip(tasks, network.updates(), mean, strict=True)
@@ -99,10 +102,21 @@ def narrow(graph: ChannelGraph, cut: Cut) -> bool:
     return mean_channels(graph, cut) <= WIDEST
 
 
-def _simple(task: Task, settings: LocalTraining) -> bool:
-    """Element-wise optimizer, no clipping, one phase, one loss, one level: then devices in one network stay apart."""
-    own_code = settings.optimizer is not None or not settings.by_objective or settings.clip is not None
-    return len(task.phases) == 1 and is_plain(task.phases[0]) and not own_code and not settings.is_lean
+def _simple(workspace: Workspace, task: Task, settings: LocalTraining) -> bool:
+    """Element-wise optimizer, no clipping, one phase, one loss, one level: then devices in one network stay apart.
+    Lean ones only by a way that keeps nothing back."""
+    (phase, *others) = task.phases
+    if others or not is_plain(phase):
+        return False
+    chosen = settings_of(phase, settings, task.round)
+    if chosen.optimizer is not None or not chosen.by_objective or chosen.clip is not None:
+        return False
+    if fixed_norms(workspace.graph, task.cut, chosen):
+        return False
+    if not chosen.shortened:
+        return phase.execution is None and not chosen.is_lean
+    plain, _ = shortened(workspace, phase, chosen)
+    return not replace(plain, momentum_dtype="float32").is_lean
 
 
 def _split(group: list[int]) -> list[list[int]]:

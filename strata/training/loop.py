@@ -21,6 +21,7 @@ from strata.training.kernels import own_convolutions
 from strata.training.memory import peak_bytes
 from strata.training.phases import settings_of
 from strata.training.settings import LocalTraining, seeded
+from strata.training.simulated import shortened
 from strata.training.trainer import Trainer
 from strata.training.workspace import Workspace
 
@@ -119,8 +120,9 @@ def _train_phase(
 ) -> float:
     """The sum of its samples' losses; new values go into `tensors`. `here`: the phase's cut among these, None: all."""
     received = tensors if here is None else here.extract(tensors)
+    settings, group = shortened(workspace, phase, settings)
     workspace.submodel(phase.cut, settings.device, settings.maps).load(received)
-    trainer = Trainer(workspace, phase, settings, lr)
+    trainer = Trainer(workspace, phase, settings, lr, group)
     total = 0.0
     with seeded(settings.device, next(draws.dropout)), own_convolutions(settings.kernels):
         for x, y in batches(samples, settings, draws):

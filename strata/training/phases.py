@@ -28,5 +28,5 @@ def settings_of(phase: Phase, settings: LocalTraining, round: int) -> LocalTrain
 
 
 def is_plain(phase: Phase) -> bool:
-    """Whether it trains as the run says, one cut throughout."""
-    return phase == Phase(phase.cut)
+    """Whether it trains one cut throughout, as the run says, but for its Execution."""
+    return phase == Phase(phase.cut, execution=phase.execution)

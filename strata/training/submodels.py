@@ -36,8 +36,9 @@ class BuiltSubmodel:
     device: str = "cpu"
     mapped: MappedWeights | None = None  # frozen parameters that are in a file, not in memory
     by_chunks: Callable[[BuiltSubmodel, Batch], Tensor] | None = None  # under batch statistics; None: only as a whole
-    # its forward passes by what is recomputed and which norms have fixed statistics; None: the module's own
-    forwards: dict[tuple[Placement | None, frozenset[str]], Forward | None] = field(default_factory=dict)
+    # its forward passes by what is recomputed, which norms have fixed statistics and how many samples the others take
+    # together; None: the module's own
+    forwards: dict[tuple[Placement | None, frozenset[str], int | None], Forward | None] = field(default_factory=dict)
 
     @cached_property
     def bytes(self) -> int:

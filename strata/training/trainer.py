@@ -31,7 +31,10 @@ class Trainer:
     is sliced in its forward pass.
     """
 
-    def __init__(self, workspace: Workspace, phase: Phase, settings: LocalTraining, lr: float) -> None:
+    def __init__(
+        self, workspace: Workspace, phase: Phase, settings: LocalTraining, lr: float, group: int | None = None
+    ) -> None:
+        """`group`: samples that batch norms take together, where a batch in parts is simulated as a whole."""
         self.settings = settings
         self.names = phase.cut.trained
         where = (settings.device, settings.maps)
@@ -67,7 +70,7 @@ class Trainer:
                 level[1].module.train()
         inner = [(cut, level[1]) for cut, level in zip(phase.levels, self.levels, strict=False) if level is not None]
         self.forwards = {
-            small.module: workspace.forward(cut, settings) for cut, small in ((phase.cut, self.outer), *inner)
+            small.module: workspace.forward(cut, settings, group) for cut, small in ((phase.cut, self.outer), *inner)
         }
 
     def step(self, x: Batch | Waiting, y: Tensor, level: int = -1) -> float:

@@ -17,6 +17,7 @@ from strata.execution.norm_statistics import fixed_norms
 from strata.execution.placement import forward_of, placement_for
 from strata.execution.segments import Placement, Segmented
 from strata.training import kernels
+from strata.training.simulated import forward_in_groups, parts_may_join
 from strata.training.submodels import BuiltSubmodel, build, structure_digest
 from strata.training.vectorised import Grouped, NotVectorisable
 from strata.training.vectorised.width import suits_kernels
@@ -40,8 +41,9 @@ class Workspace:
         self._structures: OrderedDict[str, str] = OrderedDict()
         self._submodels: OrderedDict[tuple[str, str, bool], BuiltSubmodel] = OrderedDict()
         self._placements: dict[tuple[str, int | str | None, int, int | None], Placement | None] = {}
-        self._networks: OrderedDict[tuple[str, int, str, bool], Grouped | None] = OrderedDict()
+        self._networks: OrderedDict[tuple[str, int, str, bool, int | None], Grouped | None] = OrderedDict()
         self._measured: dict[Hashable, int] = {}
+        self._joinable: dict[str, bool] = {}
 
     def structure(self, cut: Cut) -> str:
         """Equal for cuts whose submodels differ in weights only: tasks that share it share one module."""
@@ -66,14 +68,18 @@ class Workspace:
         kept = self._submodels.values()
         return len(kept) > SUBMODELS_KEPT or (len(kept) > 2 and sum(one.bytes for one in kept) > SUBMODEL_BYTES_KEPT)
 
-    def forward(self, cut: Cut, settings: LocalTraining) -> Forward:
+    def forward(self, cut: Cut, settings: LocalTraining, group: int | None = None) -> Forward:
         """How a device runs the cut's submodel in training: as a whole, in segments that are computed anew, or with
-        frozen layers in chunks."""
+        frozen layers in chunks. `group`: samples that batch norms take together (simulated.py)."""
         built = self.submodel(cut, settings.device, settings.maps)
         placement = self.placement(cut, settings)
-        key = (placement, fixed_norms(self.graph, cut, settings))
+        fixed = fixed_norms(self.graph, cut, settings)
+        key = (placement, fixed, group)
         if key not in built.forwards:
-            built.forwards[key] = forward_of(built.module, *key)
+            if group is None:
+                built.forwards[key] = forward_of(built.module, placement, fixed)
+            else:
+                built.forwards[key] = forward_in_groups(built.module, fixed, group)
         found = built.forwards[key]
         if found is None:
             return built.module
@@ -98,18 +104,25 @@ class Workspace:
             self._placements[key] = placement_for(self.graph, cut, settings)
         return self._placements[key]
 
+    def parts_may_join(self, cut: Cut) -> bool:
+        """Whether a batch in parts may be simulated as a whole."""
+        key = self.structure(cut)
+        if key not in self._joinable:
+            self._joinable[key] = parts_may_join(self.graph, cut)
+        return self._joinable[key]
+
     def recomputed_flops(self, cut: Cut, settings: Execution) -> int:
         """Per sample, what activation checkpointing adds to training the cut."""
         placement = self.placement(cut, settings)
         return 0 if placement is None else placement.recomputed_flops
 
-    def network(self, cut: Cut, devices: int, settings: LocalTraining) -> Grouped | None:
-        """So many devices' submodels as one; None where the cut has no such form."""
-        key = (self.structure(cut), devices, settings.device, bool(settings.kernels))
+    def network(self, cut: Cut, devices: int, settings: LocalTraining, group: int | None = None) -> Grouped | None:
+        """So many devices' submodels as one; None where the cut has no such form. `group`: as in `forward`."""
+        key = (self.structure(cut), devices, settings.device, bool(settings.kernels), group)
         if key not in self._networks:
             try:
                 own_kernels = bool(settings.kernels) and suits_kernels(self.graph, cut)
-                self._networks[key] = Grouped(self.graph, cut, devices, settings.device, own_kernels)
+                self._networks[key] = Grouped(self.graph, cut, devices, settings.device, own_kernels, group)
             except NotVectorisable:
                 self._networks[key] = None
             while len(self._networks) > NETWORKS_KEPT:

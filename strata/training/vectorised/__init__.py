@@ -34,13 +34,20 @@ class Grouped(nn.Module):
     """`devices` copies of the cut's submodel. Parameter names are the full model's with dots replaced."""
 
     def __init__(
-        self, graph: ChannelGraph, cut: Cut, devices: int, device: str = "cpu", own_kernels: bool = False
+        self,
+        graph: ChannelGraph,
+        cut: Cut,
+        devices: int,
+        device: str = "cpu",
+        own_kernels: bool = False,
+        group: int | None = None,
     ) -> None:
+        """`group`: samples that batch norms take together (simulated.py); None: all."""
         super().__init__()
         self.cut, self.devices, self.device = cut, devices, device
-        self._usual = JointForward(graph, cut, devices, channels_last.FORM)
+        self._usual = JointForward(graph, cut, devices, channels_last.FORM, group)
         self._quick: JointForward | None = None  # for full batches
-        if own_kernels and device == "cpu":
+        if own_kernels and device == "cpu" and group is None:  # batch_last has samples in one piece of memory
             kernels.require()
             with contextlib.suppress(NotVectorisable):
                 self._quick = JointForward(graph, cut, devices, batch_last.FORM)

@@ -54,9 +54,7 @@ def _batch_norm(joint: JointForward, step: CutCall, maps: dict[Any, bool]) -> Co
     scale, shift = (None if p is None else joint.parameter(p) for p in node.args[1:3])
     eps: Any = node.args[7]
     maps[node] = True
-    return lambda v: joint.form.batch_norm(
-        get(v), None if scale is None else v[scale], None if shift is None else v[shift], eps
-    )
+    return lambda v: joint.normed(get(v), None if scale is None else v[scale], None if shift is None else v[shift], eps)
 
 
 def _dropout(joint: JointForward, step: CutCall, maps: dict[Any, bool]) -> Compute:

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 Compute = Callable[[Mapping[Any, Any]], Any]  # values so far (nodes and parameter names) -> the operation's value
 Rule = Callable[["JointForward", CutCall, dict[Any, bool]], Compute]  # with: which values are maps, to be completed
 
+Norm = Callable[[Tensor, Tensor | None, Tensor | None, float], Tensor]  # a value, scale, shift and eps
+
 
 class NotVectorisable(Exception):
     """This network, or this use of an operation, has no grouped form."""
@@ -33,7 +35,7 @@ class Form:
     side_by_side: Callable[[list[Tensor]], Tensor]  # one map per device, [batch, channels, height, width]
     take: Callable[[Tensor, int, Any], Tensor]  # of maps, these channels of every device; with the number of devices
     features: Callable[[Tensor, int], Tensor]  # of maps, with the number of devices: [devices, batch, features]
-    batch_norm: Callable[[Tensor, Tensor | None, Tensor | None, float], Tensor]  # of maps; with scale, shift and eps
+    batch_norm: Norm  # of maps
     rules: dict[str, Rule] = field(default_factory=dict)
 
     def rule(self, *names: str) -> Callable[[Rule], Rule]:
@@ -47,12 +49,12 @@ class Form:
 class JointForward:
     """The operations of both parts as Python closures, in execution order, with what each makes free afterwards."""
 
-    def __init__(self, graph: ChannelGraph, cut: Cut, devices: int, form: Form) -> None:
+    def __init__(self, graph: ChannelGraph, cut: Cut, devices: int, form: Form, group: int | None = None) -> None:
         mode = graph.mode("train")
         ops = graph.sized(cut, 2)
         trains = {op.name: op.requires_grad for op in ops if op.kind == "op"}
         shapes = {op.name: op.shape for op in ops}
-        self.devices, self.form = devices, form
+        self.devices, self.form, self.group = devices, form, group
         name = graph.output_named(cut.output)
         self.output = mode.outputs[name]
         needed = mode.needed(name)
@@ -101,11 +103,28 @@ class JointForward:
         values: dict[Any, Any] = dict(zip(self.inputs, batch, strict=True))
         keep = set(self.boundary)
         for step in self._frozen:
-            values[step.node] = _plain(step, values, state)
+            values[step.node] = self._plain(step, values, state)
             for spent in self._last_frozen_use.get(step.node, ()):
                 if spent not in keep:
                     values.pop(spent, None)
         return {node: values[node] for node in self.boundary}
+
+    def _plain(self, step: CutCall, values: Mapping[Any, Any], state: Mapping[str, Tensor]) -> Any:
+        """One operation of the frozen part; batch norms use the batch's statistics and keep none."""
+        if family(step.node) != "batch_norm":
+            return run_step(step, values, state)
+        x, weight, bias, _, _, _, _, eps, _ = map(StepValues(step, values, state), step.node.args)
+        return self._by_groups(batch_norm, x, weight, bias, eps)
+
+    def normed(self, x: Tensor, scale: Tensor | None, shift: Tensor | None, eps: float) -> Tensor:
+        """A batch norm of the trained part."""
+        return self._by_groups(self.form.batch_norm, x, scale, shift, eps)
+
+    def _by_groups(self, norm: Norm, x: Tensor, *rest: Any) -> Tensor:
+        """Samples are dim 0 of `x` where there are groups."""
+        if self.group is None or len(x) <= self.group:
+            return norm(x, *rest)
+        return torch.cat([norm(part, *rest) for part in x.split(self.group)])
 
     def joined(self, values: list[Tensor]) -> Tensor:
         """The devices' own values at the boundary as one."""
@@ -146,11 +165,3 @@ class JointForward:
 def batch_norm(x: Tensor, scale: Tensor | None, shift: Tensor | None, eps: float) -> Tensor:
     """By the batch's statistics. Unlike torch.nn.functional's it takes a single value per channel, as SubModel does."""
     return torch.batch_norm(x, scale, shift, None, None, True, 0.0, eps, torch.backends.cudnn.enabled)
-
-
-def _plain(step: CutCall, values: Mapping[Any, Any], state: Mapping[str, Tensor]) -> Any:
-    """One operation of the frozen part; batch norms use the batch's statistics and keep none."""
-    if family(step.node) != "batch_norm":
-        return run_step(step, values, state)
-    x, weight, bias, _, _, _, _, eps, _ = map(StepValues(step, values, state), step.node.args)
-    return batch_norm(x, weight, bias, eps)
