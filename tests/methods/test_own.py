@@ -6,6 +6,7 @@ import json
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -75,6 +76,7 @@ def test_run_stop_and_resume_on_the_command_line(here: Path) -> None:
     metrics = here / "a" / "metrics.jsonl"
     while not metrics.exists() or metrics.read_text().count("\n") < 2:
         assert stopped.poll() is None
+        time.sleep(0.02)  # the run needs the processor more
     stopped.send_signal(signal.SIGINT)
     assert stopped.wait(timeout=60) == 130
     assert 2 <= len(lines(here / "a")) < 40
