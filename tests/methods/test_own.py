@@ -72,6 +72,7 @@ def lines(folder: Path) -> list[dict[str, object]]:
 def test_run_stop_and_resume_on_the_command_line(here: Path) -> None:
     """Stopped by Ctrl-C after the first rounds; a new process finds the class again by the folder's own request."""
     asked = [*COMMON, "--method", "own_methods:RandomDepth", "--rounds", "40", "--workers", "1"]
+    assert main([*asked[:-1], "0", "--out", "b"]) == 0  # first, so that the other process need not export the network
     stopped = subprocess.Popen([sys.executable, "-m", "strata", *asked, "--out", "a"], cwd=here)
     metrics = here / "a" / "metrics.jsonl"
     while not metrics.exists() or metrics.read_text().count("\n") < 2:
@@ -82,7 +83,6 @@ def test_run_stop_and_resume_on_the_command_line(here: Path) -> None:
     assert 2 <= len(lines(here / "a")) < 40
     assert read_json(here / "a" / "config.json")["request"]["method"] == "own_methods:RandomDepth"
     assert main(["run", "--resume", "a", "--quiet", "--workers", "0"]) == 0
-    assert main([*asked[:-1], "0", "--out", "b"]) == 0
     assert lines(here / "a") == lines(here / "b") and len(lines(here / "b")) == 40
     first, second = (read_json(here / name / "summary.json") for name in "ab")
     assert first["method"] == "random-depth" and first["model_sha256"] == second["model_sha256"]
