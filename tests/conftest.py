@@ -58,6 +58,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=place)  # stable: all else stays in its order
 
 
+@pytest.fixture
+def compiler() -> None:
+    """For tests of the kernels in C: asked when such a test begins, because every worker would build them to know."""
+    from strata.training import kernels
+
+    if not kernels.available():
+        pytest.skip("there is no C compiler")
+
+
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     """--dist loadfile, except that the files of ON_ALL_NETWORKS count as one."""

@@ -294,9 +294,14 @@ def _costs(observed: Observed, places: list[int]) -> _Costs:
     for i, start in enumerate(places[:-1]):
         # backward through operations end - 1 .. start; up to each the kept values of those above it are gone again
         highest = np.maximum.accumulate((kept[start] + arriving + leaving)[start:])
-        for j, to in enumerate(places[i + 1 :], i + 1):
-            within[i, j] = highest[to - start - 1] + gradients[start]
-            crossing[i, j] = sum(observed.sizes[one] for one in alive[to] if observed.born[one] >= start)
+        ends = np.array(places[i + 1 :])
+        within[i, i + 1 :] = highest[ends - start - 1] + gradients[start]
+    for j, to in enumerate(places[1:], 1):
+        made = np.zeros(end)  # bytes alive at `to`, by the operation that made them
+        for one in alive[to]:
+            if observed.born[one] >= 0:
+                made[observed.born[one]] += observed.sizes[one]
+        crossing[:j, j] = made[::-1].cumsum()[::-1][places[:j]]
     # without any cut nothing is recomputed: of what frozen layers hand on only that stays which autograd keeps
     needed = set().union(*(call.kept for call in observed.calls))
     within[0, -1] -= sum(observed.sizes[one] for one in alive[places[0]] if one not in needed)

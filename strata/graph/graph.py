@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -58,6 +58,7 @@ class Mode:
     outputs: dict[str, fx.Node]  # the first is the one that methods learn from
     vectors: dict[fx.Node, Any]  # Vector | None, or a list of them for operations with several outputs
     requirements: dict[fx.Node, tuple[Requirement, ...]]
+    _needed: dict[str, set[fx.Node]] = field(default_factory=dict)
 
     @property
     def output(self) -> fx.Node:
@@ -65,7 +66,9 @@ class Mode:
 
     def needed(self, output: str) -> set[fx.Node]:
         """What this output needs."""
-        return needed_for(self.graph, self.outputs[output], len(self.outputs))
+        if output not in self._needed:
+            self._needed[output] = needed_for(self.graph, self.outputs[output], len(self.outputs))
+        return self._needed[output]
 
 
 class ChannelGraph:
@@ -393,6 +396,10 @@ class ChannelGraph:
             found[1] for found in (propagation.vector(labels) for labels in propagation.concatenations) if found
         ]
         joined = [np.array([slot[int(i)] for i in vector]) for vector in concatenations]
+        self._source_leaves = {name: np.array(own, dtype=int) for name, own in self._source_classes.items()}
+        self._unowned = np.ones(self._leaf_count, dtype=bool)
+        for own in self._source_leaves.values():
+            self._unowned[own] = False
         self._rows = Rows(self._source_classes, self._leaf_count, self._meets, self._vectors, joined)
         self._tables: dict[Cut, KeptTable] = {}
         self._static: dict[str, dict[fx.Node, Any]] = {}
@@ -411,13 +418,9 @@ class ChannelGraph:
 
     def _choose(self, wanted: Mapping[str, Iterable[int]]) -> np.ndarray:
         """A leaf is kept if any weight that has it keeps it; weights that are not named keep all."""
-        owned = np.zeros(self._leaf_count, dtype=bool)
-        kept = np.zeros(self._leaf_count, dtype=bool)
-        for name, classes in self._source_classes.items():
-            own = list(classes)
-            owned[own] = True
-            kept[list(wanted.get(name, own))] = True
-        kept[~owned] = True
+        kept = self._unowned.copy()
+        for name, own in self._source_leaves.items():
+            kept[np.array(list(wanted[name]), dtype=int) if name in wanted else own] = True
         kept[ALWAYS] = True
         return kept
 
@@ -496,17 +499,23 @@ class KeptTable:
 
     def __init__(self, masks: list[np.ndarray]) -> None:
         self.masks = masks
-        self.counts = [int(mask.sum()) for mask in masks]
+        self.counts = [int(np.count_nonzero(mask)) for mask in masks]
+        self._positions: dict[tuple[int | None, int], np.ndarray | None] = {}
 
     def along(self, vector: Vector | None) -> Along | None:
-        return None if vector is None else Along(vector.dim, self.masks[vector.slots], vector.batched)
+        if vector is None:
+            return None
+        mask = self.masks[vector.slots]
+        return Along(vector.dim, mask, vector.batched, self.counts[vector.slots] == len(mask))
 
     def positions(self, requirement: Requirement) -> np.ndarray | None:
         """Where, in what the input has kept, the node's needs are; None if it needs all."""
-        need = self.masks[requirement.need]
-        have = np.ones_like(need) if requirement.have is None else self.masks[requirement.have]
-        needed = need[have]
-        return None if needed.all() else np.flatnonzero(needed)
+        key = requirement.have, requirement.need
+        if key not in self._positions:  # many nodes need the same
+            need = self.masks[requirement.need]
+            needed = need if requirement.have is None else need[self.masks[requirement.have]]
+            self._positions[key] = None if needed.all() else np.flatnonzero(needed)
+        return self._positions[key]
 
 
 class _VectorTable:

@@ -50,7 +50,8 @@ def steps(mode: Mode, table: KeptTable) -> Iterator[CutCall]:
             if positions is not None:
                 cuts.append(InputCut(requirement.input, requirement.dim, positions))
                 if requirement.input is first:
-                    before = Along(requirement.dim, table.masks[requirement.need], False)
+                    mask = table.masks[requirement.need]
+                    before = Along(requirement.dim, mask, False, table.counts[requirement.need] == len(mask))
         vectors = mode.vectors.get(node)
         after = None if isinstance(vectors, list) else table.along(vectors)
         yield CutCall(node, tuple(cuts), resize(node, before, after))

@@ -30,6 +30,10 @@ class _Static:
     is_list: bool
     module: str
     differentiable: bool
+    # the call as it is, where nothing about it depends on the cut
+    inputs: tuple[str, ...]
+    args: Any
+    kwargs: Any
 
 
 def sized_ops(
@@ -74,8 +78,11 @@ def sized_ops(
             shapes[name] = tuple(sizes)
             renamed[input_cut.input] = name
         call = _real(step.call)
-        inputs = tuple(renamed.get(x, x.name) for x in node.all_input_nodes)
-        args, kwargs = fx.node.map_arg((call.args, call.kwargs), lambda n, r=renamed: Ref(r.get(n, n.name)))  # type: ignore[misc]
+        if not renamed and call.args is node.args and call.kwargs == node.kwargs:
+            inputs, args, kwargs = one.inputs, one.args, one.kwargs
+        else:
+            inputs = tuple(renamed.get(x, x.name) for x in node.all_input_nodes)
+            args, kwargs = fx.node.map_arg((call.args, call.kwargs), lambda n, r=renamed: Ref(r.get(n, n.name)))  # type: ignore[misc]
         outputs = _shape_of(mode, table, static, node, batch)
         requires_grad = one.differentiable and any(needs_grad[x] for x in inputs)
         shape_field: Any = None if one.dtype is None else (outputs if one.is_list else outputs[0])
@@ -134,7 +141,9 @@ def static_of(graph: fx.Graph) -> dict[fx.Node, _Static]:
         module = list(stack.values())[-1][0] if stack else ""
         continuous = dtype is not None and (dtype.is_floating_point or dtype.is_complex)
         differentiable = continuous and operator_of(node.target).differentiable
-        found[node] = _Static(sizes, dtype, is_list, module, differentiable)
+        inputs = tuple(x.name for x in node.all_input_nodes)
+        args, kwargs = fx.node.map_arg((node.args, node.kwargs), lambda n: Ref(n.name))
+        found[node] = _Static(sizes, dtype, is_list, module, differentiable, inputs, args, kwargs)
     return found
 
 

@@ -24,10 +24,7 @@ class Along(NamedTuple):
     dim: int
     mask: np.ndarray
     batched: bool  # the dim holds channels of all samples (batch x heads), so its size grows with the batch
-
-    @property
-    def whole(self) -> bool:
-        return bool(self.mask.all())
+    whole: bool  # all are kept
 
     @property
     def kept(self) -> int:

@@ -52,8 +52,8 @@ class Chooser:
         plain = [one for one in self.executions if one.activation_checkpointing is None]
         self._quick = plain and [min(plain, key=lambda one: one.at_once)]
         self._sample_bytes = graph.inputs.sample_bytes
-        self._memory: dict[tuple[str, Execution], Memory] = {}
-        self._flops: dict[tuple[str, Execution], int] = {}
+        self._memory: dict[tuple[Cut, Execution], Memory] = {}
+        self._flops: dict[tuple[Cut, Execution], int] = {}
         most = self.ceilings.flops
         self._most_flops = None if most is None else most * flops(graph, graph.full()).real_train
 
@@ -65,7 +65,7 @@ class Chooser:
 
     def flops(self, cut: Cut, execution: Execution) -> int:
         """Of a training step, per sample."""
-        key = (cut.hash, execution)
+        key = (cut, execution)
         if key not in self._flops:
             self._flops[key] = flops(self.graph, cut, execution).real_train
         return self._flops[key]
@@ -116,10 +116,10 @@ class Chooser:
         return min(self.memory(cut, one).total for one in self._leanest)
 
     @staticmethod
-    def _key(cut: Cut, execution: Execution) -> tuple[str, Execution]:
+    def _key(cut: Cut, execution: Execution) -> tuple[Cut, Execution]:
         """Without what changes nothing: chunks of a frozen part that is not there."""
         nothing = not cut.frozen and execution.frozen_chunk is not None
-        return cut.hash, replace(execution, frozen_chunk=None) if nothing else execution
+        return cut, replace(execution, frozen_chunk=None) if nothing else execution
 
     def _within(self, cut: Cut, execution: Execution, budget: int) -> bool:
         return self._at_least(cut, execution) <= budget and self.memory(cut, execution).total <= budget

@@ -18,7 +18,7 @@ from strata.data.images import ImageSet, normalise
 from strata.graph import ChannelGraph
 from strata.methods import Task
 from strata.models import resnet20
-from strata.training import LocalTraining, Workspace, kernels, train_device
+from strata.training import LocalTraining, Workspace, train_device
 
 MEAN, STD = (0.49, 0.48, 0.45), (0.25, 0.24, 0.26)
 
@@ -185,7 +185,7 @@ def test_the_page_is_filled_from_the_json(tmp_path: Path) -> None:
         tables.write_docs(page, canned())
 
 
-@pytest.mark.skipif(not kernels.available(), reason="there is no C compiler")
+@pytest.mark.usefixtures("compiler")
 def test_kernels() -> None:
     found = kernels_benchmark.measure(quick=True)
     assert list(found) == list(kernels_benchmark.CASES)

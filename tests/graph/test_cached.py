@@ -209,8 +209,8 @@ def test_what_has_no_place_in_the_form_is_not_written(folder: Path, exported: li
 PROGRAM = """
 import json, sys
 from strata.graph import ChannelGraph
-from strata.models import resnet20
-graph = ChannelGraph(resnet20(10), (3, 32, 32))
+from tests.recorded.network import make
+graph = ChannelGraph(make(), (3, 32, 32))
 compiler = [name for name in sys.modules if name.startswith(("torch._dynamo", "torch._inductor", "sympy"))]
 print(json.dumps([graph.hash, len(compiler) > 0]))
 """

@@ -31,7 +31,7 @@ CUTS: dict[str, Callable[[ChannelGraph], Cut]] = {
 def built(name: str) -> tuple[nn.Module, ChannelGraph, tuple[int, ...]]:
     torch.manual_seed(0)
     model, shape = NETWORKS[name]()
-    dropouts = [module for module in model.modules() if isinstance(module, nn.Dropout)]
+    dropouts = [module for module in model.modules() if isinstance(module, nn.Dropout) and module.p]
     for module in dropouts:
         module.p = 0.0  # which units are dropped depends on the width
     for module in model.modules():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -53,8 +54,14 @@ def whole_net(seed: int = 0) -> nn.Module:
     return prepared_model(BlockByBlock, tiny_net(seed), INPUTS, seed)
 
 
-GRAPH = ChannelGraph(whole_net(), INPUT)
-METHOD = BlockByBlock(GRAPH)
+@cache
+def graph() -> ChannelGraph:
+    return ChannelGraph(whole_net(), INPUT)
+
+
+@cache
+def method() -> BlockByBlock:
+    return BlockByBlock(graph())
 
 
 def state() -> dict[str, Tensor]:
@@ -62,41 +69,41 @@ def state() -> dict[str, Tensor]:
 
 
 def test_outputs_and_layers() -> None:
-    assert list(GRAPH.outputs) == ["output", "head1", "head2"] and GRAPH.depth == 4
-    assert GRAPH.layer_of["heads.head1.2.weight"] == GRAPH.layer_of["model.classifier.weight"] == 5
+    assert list(graph().outputs) == ["output", "head1", "head2"] and graph().depth == 4
+    assert graph().layer_of["heads.head1.2.weight"] == graph().layer_of["model.classifier.weight"] == 5
 
 
 def test_a_cut_for_an_output_holds_what_that_needs_and_no_more() -> None:
-    early, late, main = (GRAPH.for_output(GRAPH.full(), name) for name in ("head1", "head2", "output"))
+    early, late, main = (graph().for_output(graph().full(), name) for name in ("head1", "head2", "output"))
     assert {name.split(".")[1] for name in early.shapes} == {"stem", "head1"}
     assert {name.split(".")[1] for name in late.shapes} == {"stem", "conv1", "bn1", "conv2", "bn2", "head2"}
     assert set(main.shapes) == {f"model.{name}" for name in tiny_net().state_dict()}
-    assert early.trained == tuple(name for name in early.shapes if name in GRAPH.parameter_names)
-    assert GRAPH.freeze(late, 1).frozen == {"model.stem.0.weight", "model.stem.1.weight", "model.stem.1.bias"}
-    assert Cut.from_json(json.loads(json.dumps(early.to_json()))) == early and "output" not in GRAPH.full().to_json()
-    assert GRAPH.union([early, late, main]) == GRAPH.full()
+    assert early.trained == tuple(name for name in early.shapes if name in graph().parameter_names)
+    assert graph().freeze(late, 1).frozen == {"model.stem.0.weight", "model.stem.1.weight", "model.stem.1.bias"}
+    assert Cut.from_json(json.loads(json.dumps(early.to_json()))) == early and "output" not in graph().full().to_json()
+    assert graph().union([early, late, main]) == graph().full()
     for cut in (early, late):
-        assert cut.within(GRAPH.full()) == cut
+        assert cut.within(graph().full()) == cut
     with pytest.raises(BadInput, match=r"keeps heads.head1.2.weight, which the outer cut does not have"):
         early.within(main)
     with pytest.raises(BadInput, match="already for the output head1"):
-        GRAPH.for_output(early, "head2")
+        graph().for_output(early, "head2")
     with pytest.raises(BadInput, match="returns no head3; it returns output, head1, head2"):
-        GRAPH.for_output(GRAPH.full(), "head3")
+        graph().for_output(graph().full(), "head3")
 
 
 @pytest.mark.parametrize("scale", [1.0, 0.5])
 @pytest.mark.parametrize("name", ["output", "head1", "head2"])
 def test_the_submodel_computes_that_output(name: str, scale: float) -> None:
     """In float64, as the whole network does with dropped channels zeroed: here the narrow network, built by hand."""
-    cut = GRAPH.for_output(GRAPH.prefix(scale), name)
+    cut = graph().for_output(graph().prefix(scale), name)
     own = cut.extract(state())
     x = torch.randn(4, *INPUT, generator=torch.Generator().manual_seed(1))
-    module = GRAPH.submodel(cut, own)
+    module = graph().submodel(cut, own)
     assert dict(module.state_dict()).keys() == own.keys()
     whole = whole_net()
     everything = {key: torch.zeros_like(tensor) for key, tensor in whole.state_dict().items()}
-    GRAPH.prefix(scale).scatter(everything, GRAPH.prefix(scale).extract(state()))
+    graph().prefix(scale).scatter(everything, graph().prefix(scale).extract(state()))
     whole.load_state_dict(everything)
     for training in (False, True):
         expected = whole.train(training)(x)[name]
@@ -105,29 +112,29 @@ def test_the_submodel_computes_that_output(name: str, scale: float) -> None:
 
 @pytest.mark.parametrize("frozen", [0, 1])
 def test_bytes_and_work_are_those_of_what_runs(frozen: int) -> None:
-    early, late, main = (GRAPH.freeze(GRAPH.for_output(GRAPH.full(), name), frozen) for name in
+    early, late, main = (graph().freeze(graph().for_output(graph().full(), name), frozen) for name in
                          ("head1", "head2", "output"))  # fmt: skip
     for cut in (early, late, main):
-        measured = measure_cut(GRAPH, cut, STEP).peak
-        assert -0.01 <= memory(GRAPH, cut, STEP).total / measured - 1 <= 0.03
+        measured = measure_cut(graph(), cut, STEP).peak
+        assert -0.01 <= memory(graph(), cut, STEP).total / measured - 1 <= 0.03
     stem, head = 3 * 8 * 9 + 4 * 8 + 2, 8 * CLASSES + CLASSES  # the counter of batches has twice the bytes
-    assert state_bytes(GRAPH, early) == 4 * (stem + head)
+    assert state_bytes(graph(), early) == 4 * (stem + head)
     plain = ChannelGraph(tiny_net(), INPUT)
-    assert memory(GRAPH, main, STEP) == memory(plain, plain.freeze(plain.full(), frozen), STEP), (
+    assert memory(graph(), main, STEP) == memory(plain, plain.freeze(plain.full(), frozen), STEP), (
         "heads cost nothing there"
     )
-    assert flops(GRAPH, main) == flops(plain, plain.freeze(plain.full(), frozen))
-    assert memory(GRAPH, early, STEP).total < memory(GRAPH, late, STEP).total
+    assert flops(graph(), main) == flops(plain, plain.freeze(plain.full(), frozen))
+    assert memory(graph(), early, STEP).total < memory(graph(), late, STEP).total
 
 
 def test_a_device_trains_and_sends_back_the_head() -> None:
-    task = METHOD.assign(0, [0])[0]
-    update = train(METHOD, task, state())
+    task = method().assign(0, [0])[0]
+    update = train(method(), task, state())
     assert set(update.tensors) == {"model.stem.0.weight", "model.stem.1.weight", "model.stem.1.bias",
                                    "heads.head1.2.weight", "heads.head1.2.bias"}  # fmt: skip
     received = task.cut.extract(state())
     images, labels = samples(0)
-    module = GRAPH.submodel(task.cut, received).train()
+    module = graph().submodel(task.cut, received).train()
     optimizer = torch.optim.SGD(module.parameters(), 0.1, 0.9, weight_decay=1e-5)
     (floats,) = PAPER.prepared((images,))
     functional.cross_entropy(module(floats), labels).backward()  # 20 samples: one batch, in whatever order
@@ -191,7 +198,7 @@ def test_it_learns_by_heads_and_the_plain_model_loads_the_result(finished: strat
 
 
 def test_only_what_the_output_needs_is_sent(finished: strata.runs.Result) -> None:
-    sizes = [METHOD.cut_for(round, 0) for round in (0, 2, 4)]
+    sizes = [method().cut_for(round, 0) for round in (0, 2, 4)]
     uploads = [2 * 4 * sum(torch.Size(cut.shapes[name]).numel() for name in cut.trained) for cut in sizes]
     assert [record["upload_bytes"] for record in finished.metrics][::2] == uploads
     peaks = [record["peak_bytes"] for record in finished.metrics]

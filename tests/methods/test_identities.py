@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import cache
 
 import pytest
 import torch
@@ -13,8 +14,6 @@ from strata.methods import FD, SLT, FedAvg, FedRolex, FjORD, HeteroFL, Method, S
 from strata.models import densenet40, resnet20
 from strata.training import LocalTraining, Update
 from tests.methods.tiny import aggregate, hand_plan, run, same_bits, tiny_graph, tiny_state, train
-
-GRAPH = tiny_graph()
 
 
 def methods(graph: ChannelGraph, *constraints: float) -> dict[str, Method]:
@@ -32,25 +31,38 @@ def methods(graph: ChannelGraph, *constraints: float) -> dict[str, Method]:
     }
 
 
-AT_HALF = methods(GRAPH, 0.5)
-MIXED = methods(GRAPH, 0.5, 1.0, 0.25)
+@cache
+def at_half() -> dict[str, Method]:
+    return methods(tiny_graph(), 0.5)
+
+
+@cache
+def mixed() -> dict[str, Method]:
+    return methods(tiny_graph(), 0.5, 1.0, 0.25)
+
+
+NAMES = ("slt", "small", "fd", "fd shared", "fd pool", "fedrolex", "heterofl", "fjord")
+
+
+def test_no_method_is_left_out() -> None:
+    assert NAMES == tuple(at_half())
 
 
 @pytest.fixture(scope="module")
 def fedavg() -> dict[str, Tensor]:
-    return run(FedAvg(GRAPH), rounds=3)
+    return run(FedAvg(tiny_graph()), rounds=3)
 
 
-@pytest.mark.parametrize("name", list(AT_HALF))
+@pytest.mark.parametrize("name", NAMES)
 def test_at_scale_one_every_method_gives_fedavgs_bits(name: str, fedavg: dict[str, Tensor]) -> None:
-    assert same_bits(run(methods(GRAPH, 1.0)[name], rounds=3), fedavg)
+    assert same_bits(run(methods(tiny_graph(), 1.0)[name], rounds=3), fedavg)
     assert not same_bits(fedavg, tiny_state())
 
 
-@pytest.mark.parametrize("name", list(AT_HALF))
+@pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("levels", ["half", "mixed"])
 def test_a_device_receives_and_uploads_its_cut_and_nothing_else(name: str, levels: str) -> None:
-    method = (AT_HALF if levels == "half" else MIXED)[name]
+    method = (at_half() if levels == "half" else mixed())[name]
     state = tiny_state()
     for round in range(0, 6, 2):
         tasks = method.assign(round, range(3))
@@ -75,7 +87,7 @@ def test_a_device_receives_and_uploads_its_cut_and_nothing_else(name: str, level
 
 
 def test_frozen_tensors_never_change_a_bit() -> None:
-    method = AT_HALF["slt"]
+    method = at_half()["slt"]
     last = method.plan.steps[-1]  # type: ignore[attr-defined]
     state = tiny_state()
     (task,) = method.assign(5, [0])
@@ -90,7 +102,7 @@ def test_frozen_tensors_never_change_a_bit() -> None:
 
 def test_the_same_task_gives_the_same_bits_whatever_ran_before() -> None:
     state = tiny_state()
-    for name, method in MIXED.items():
+    for name, method in mixed().items():
         task = method.assign(2, [0])[0]
         first = train(method, task, state)
         run(method, rounds=2, devices=(1,))

@@ -6,6 +6,7 @@ import json
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -71,16 +72,17 @@ def lines(folder: Path) -> list[dict[str, object]]:
 def test_run_stop_and_resume_on_the_command_line(here: Path) -> None:
     """Stopped by Ctrl-C after the first rounds; a new process finds the class again by the folder's own request."""
     asked = [*COMMON, "--method", "own_methods:RandomDepth", "--rounds", "40", "--workers", "1"]
+    assert main([*asked[:-1], "0", "--out", "b"]) == 0  # first, so that the other process need not export the network
     stopped = subprocess.Popen([sys.executable, "-m", "strata", *asked, "--out", "a"], cwd=here)
     metrics = here / "a" / "metrics.jsonl"
     while not metrics.exists() or metrics.read_text().count("\n") < 2:
         assert stopped.poll() is None
+        time.sleep(0.02)  # the run needs the processor more
     stopped.send_signal(signal.SIGINT)
     assert stopped.wait(timeout=60) == 130
     assert 2 <= len(lines(here / "a")) < 40
     assert read_json(here / "a" / "config.json")["request"]["method"] == "own_methods:RandomDepth"
     assert main(["run", "--resume", "a", "--quiet", "--workers", "0"]) == 0
-    assert main([*asked[:-1], "0", "--out", "b"]) == 0
     assert lines(here / "a") == lines(here / "b") and len(lines(here / "b")) == 40
     first, second = (read_json(here / name / "summary.json") for name in "ab")
     assert first["method"] == "random-depth" and first["model_sha256"] == second["model_sha256"]

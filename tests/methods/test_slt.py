@@ -19,29 +19,29 @@ from strata.runs.callbacks import Callback, StopRun
 from tests.federation.tiny import bits, method, tiny_run
 from tests.methods.tiny import hand_plan, tiny_graph, tiny_state
 
-GRAPH = tiny_graph()
-
 
 def test_follows_the_plans_steps() -> None:
-    method = SLT(hand_plan(GRAPH, (0, 0, 0.25, 2), (0, 1, 0.5, 2), (1, 2, 0.5, 5), (2, 3, 1.0, 7)))
+    method = SLT(hand_plan(tiny_graph(), (0, 0, 0.25, 2), (0, 1, 0.5, 2), (1, 2, 0.5, 5), (2, 3, 1.0, 7)))
     configurations = [(0, 0, 0.25), (0, 1, 0.5), (1, 2, 0.5), (2, 3, 1.0)]
     assert [method.step(round) for round in range(8)] == [0, 0, 2, 2, 2, 3, 3, 3], "step 1 has no round"
     for round in range(7):
         k_frozen, k_trained, scale = configurations[method.step(round)]
         (task,) = method.assign(round, [3])
-        assert task.cut == GRAPH.slt(k_frozen, k_trained, scale) == method.evaluation_cut(round)
-        assert task.cut.frozen == {n for n in GRAPH.parameter_names if GRAPH.layer_of[n] <= k_frozen}
+        assert task.cut == tiny_graph().slt(k_frozen, k_trained, scale) == method.evaluation_cut(round)
+        assert task.cut.frozen == {n for n in tiny_graph().parameter_names if tiny_graph().layer_of[n] <= k_frozen}
     assert method.evaluation_cut(2).shapes["conv2.weight"] == (4, 8, 3, 3)
-    assert method.server_cut() == GRAPH.full()
-    assert method.evaluation_cut(6).shapes == GRAPH.full().shapes, "the full model once the scale is 1"
+    assert method.server_cut() == tiny_graph().full()
+    assert method.evaluation_cut(6).shapes == tiny_graph().full().shapes, "the full model once the scale is 1"
     assert not method.needs_accuracy and method.observe(0, 0.5) is method and method.state == {}
 
 
 def test_a_stronger_device_freezes_fewer_layers() -> None:
-    method = SLT(hand_plan(GRAPH, (0, 0, 0.25, 1), (0, 1, 0.5, 2), (1, 2, 0.5, 9), levels=[(0, 0, 1), (0, 0, 0)]))
+    method = SLT(
+        hand_plan(tiny_graph(), (0, 0, 0.25, 1), (0, 1, 0.5, 2), (1, 2, 0.5, 9), levels=[(0, 0, 1), (0, 0, 0)])
+    )
     weak, strong, weak_again = (task.cut for task in method.assign(5, [0, 1, 2]))
-    assert weak == weak_again == GRAPH.slt(1, 2, 0.5) == method.evaluation_cut(5)
-    assert strong == GRAPH.slt(0, 2, 0.5)
+    assert weak == weak_again == tiny_graph().slt(1, 2, 0.5) == method.evaluation_cut(5)
+    assert strong == tiny_graph().slt(0, 2, 0.5)
     assert strong.frozen == frozenset() and weak.frozen == {"stem.0.weight", "stem.1.weight", "stem.1.bias"}
     assert strong.shapes == weak.shapes, "the weakest fixes the width"
 
@@ -52,7 +52,7 @@ def test_early_stopping_by_hand() -> None:
     accuracies = [0.5, 0.5, 0.4, 0.3, 0.6, 0.55, 0.6, 0.1, 0.1, 0.1]
     expected = [0, 0, 0, 1, 1, 1, 1, 2, 2, 2]
     configurations = [(0, 0, 0.25, None), (0, 1, 0.5, None), (1, 2, 0.5, None), (2, 3, 1.0, None)]
-    made = hand_plan(GRAPH, *configurations, patience=2)
+    made = hand_plan(tiny_graph(), *configurations, patience=2)
     method = SLT(made)
     steps = []
     for round, accuracy in enumerate(accuracies):
@@ -85,7 +85,7 @@ def test_early_stopping_is_not_confused_by_nan() -> None:
 
 
 def test_new_channels_are_filled_where_a_step_begins() -> None:
-    made = hand_plan(GRAPH, (0, 0, 0.25, 2), (0, 1, 0.5, 2), (1, 2, 0.5, 5), (2, 3, 1.0, 7))
+    made = hand_plan(tiny_graph(), (0, 0, 0.25, 2), (0, 1, 0.5, 2), (1, 2, 0.5, 5), (2, 3, 1.0, 7))
     published, zero = SLT(made), SLT(made, fill="zero")
     state = tiny_state()
     assert all(published.begin(round, state) is state for round in range(7))
@@ -99,7 +99,8 @@ def test_new_channels_are_filled_where_a_step_begins() -> None:
         False,
     ]
     assert all(torch.equal(tensor, state[name]) for name, tensor in zero.begin(0, state).items()), "nothing is old yet"
-    expected = filled(GRAPH, "zero", made.cut(0), made.cut(2), state, generator(0, "fill", 2))  # step 1 has no round
+    # step 1 has no round
+    expected = filled(tiny_graph(), "zero", made.cut(0), made.cut(2), state, generator(0, "fill", 2))
     assert all(torch.equal(tensor, expected[name]) for name, tensor in zero.begin(2, state).items())
     one, other, again = (SLT(made, fill="copies", seed=seed).begin(2, state)["conv1.weight"] for seed in (0, 1, 0))
     assert torch.equal(one, again) and not torch.equal(one, other)

@@ -36,8 +36,8 @@ def deep(tmp_path_factory: pytest.TempPathFactory) -> Plan:
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(str(folder))
         graph = ChannelGraph(load_model(MODEL), input_shape=(3, 32, 32))
-        whole = plan(graph, constraint=1.0, accounting="peak", batch_size=64).full_bytes
-        yield plan(graph, budget=int(0.7 * whole), batch_size=64, name=MODEL)
+        whole = plan(graph, constraint=1.0, accounting="peak", batch_size=32).full_bytes
+        yield plan(graph, budget=int(0.7 * whole), batch_size=32, name=MODEL)
 
 
 def test_every_step_lives_and_the_whole_model_dies(deep: Plan) -> None:

@@ -77,14 +77,14 @@ def test_a_budget_is_held_against_what_a_device_will_measure() -> None:
 
 
 def test_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    common = ["run", "--method", "fedavg", "--devices", "100", "--per-round", "1", "--rounds", "1", "--workers", "0",
-              "--quiet", "--batch", "8"]  # fmt: skip
+    common = ["run", "--method", "fedavg", "--model", "tests.recorded.network:make", "--devices", "100",
+              "--per-round", "1", "--rounds", "1", "--workers", "0", "--quiet", "--batch", "8"]  # fmt: skip
     assert main([*common, "--out", str(tmp_path / "a"), "--activation-checkpointing", "3"]) == 0
     assert read_json(tmp_path / "a" / "config.json")["settings"]["training"]["activation_checkpointing"] == 3
     for wrong in ("1", "many"):
         assert main([*common, "--out", str(tmp_path / "b"), "--activation-checkpointing", wrong]) == 2
         assert "auto or a number of segments from 2" in capsys.readouterr().err
-    few = [*common, "--out", str(tmp_path / "b"), "--activation-checkpointing", "auto", "--budget", "4MiB"]
+    few = [*common, "--out", str(tmp_path / "b"), "--activation-checkpointing", "auto", "--budget", "64KiB"]
     assert main(few) == 3
-    assert "more than the largest budget of 4194304" in capsys.readouterr().err
+    assert "more than the largest budget of 65536" in capsys.readouterr().err
     assert not (tmp_path / "b").exists()

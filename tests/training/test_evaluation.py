@@ -29,15 +29,12 @@ from strata.training.statistics import CALIBRATION_BATCH
 from tests.methods.tiny import CLASSES, INPUT, State, run, same_bits, samples, tiny_graph, tiny_net, tiny_state
 from tests.workspaces import workspace_of
 
-GRAPH = tiny_graph()
-WORKSPACE = workspace_of(GRAPH)
-FULL = GRAPH.full()
 SETTINGS = LocalTraining(mean=(0.3, 0.3, 0.3), std=(0.2, 0.2, 0.2))
 
 
 @pytest.fixture(scope="module")
 def trained() -> State:
-    return run(FedAvg(GRAPH), rounds=8)
+    return run(FedAvg(tiny_graph()), rounds=8)
 
 
 def prepared(images: Tensor) -> Tensor:
@@ -47,7 +44,9 @@ def prepared(images: Tensor) -> Tensor:
 def test_batch_statistics_as_published(trained: State) -> None:
     """Batches of 1024 in a shuffled order, each its own statistics: the plain model in train mode."""
     images, labels = samples(7, count=1500)
-    result = evaluate(WORKSPACE, FULL, trained, ImageSet(images, labels), SETTINGS, bn="batch")
+    result = evaluate(
+        workspace_of(tiny_graph()), tiny_graph().full(), trained, ImageSet(images, labels), SETTINGS, bn="batch"
+    )
     net = tiny_net()
     net.load_state_dict(trained)
     net.train()
@@ -69,19 +68,22 @@ def test_batch_statistics_as_published(trained: State) -> None:
 def test_re_estimated_statistics_by_hand(trained: State) -> None:
     """One batch: its mean and (unbiased) variance. Those of the first layer can be computed directly."""
     images, labels = samples(3, count=100)
-    tensors = reestimated(WORKSPACE, FULL, trained, ImageSet(images, labels), SETTINGS)
+    tensors = reestimated(workspace_of(tiny_graph()), tiny_graph().full(), trained, ImageSet(images, labels), SETTINGS)
     features = functional.conv2d(prepared(images), trained["stem.0.weight"], padding=1)
     torch.testing.assert_close(tensors["stem.1.running_mean"], features.mean((0, 2, 3)), rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(tensors["stem.1.running_var"], features.var((0, 2, 3)), rtol=1e-4, atol=1e-5)
-    assert all(torch.equal(tensors[name], trained[name]) for name in GRAPH.parameter_names)
+    assert all(torch.equal(tensors[name], trained[name]) for name in tiny_graph().parameter_names)
     assert torch.equal(trained["stem.1.running_mean"], torch.zeros(8)), "what it was given stays as it was"
 
 
 def test_re_estimated_over_several_batches_is_their_mean(trained: State) -> None:
     images = ImageSet(*samples(3, count=512))
-    both = reestimated(WORKSPACE, FULL, trained, images, SETTINGS)
-    halves = [reestimated(WORKSPACE, FULL, trained, part, SETTINGS) for part in images.split(256)]
-    for name in GRAPH.buffer_names:
+    both = reestimated(workspace_of(tiny_graph()), tiny_graph().full(), trained, images, SETTINGS)
+    halves = [
+        reestimated(workspace_of(tiny_graph()), tiny_graph().full(), trained, part, SETTINGS)
+        for part in images.split(256)
+    ]
+    for name in tiny_graph().buffer_names:
         if "running" in name:
             mean = (halves[0][name] + halves[1][name]) / 2
             torch.testing.assert_close(both[name], mean, rtol=1e-4, atol=1e-6)
@@ -91,28 +93,47 @@ def test_re_estimated_over_several_batches_is_their_mean(trained: State) -> None
 def test_however_the_work_is_split(trained: State, bn: str) -> None:
     images, labels = samples(7, count=2100)
     calibration = ImageSet(*samples(8, count=64))
-    whole = evaluate(WORKSPACE, FULL, trained, ImageSet(images, labels), SETTINGS, bn, calibration)
+    whole = evaluate(
+        workspace_of(tiny_graph()), tiny_graph().full(), trained, ImageSet(images, labels), SETTINGS, bn, calibration
+    )
     count = units(2100, bn)
     assert count == {"batch": 3, "re-estimated": 33}[bn]
-    tensors = trained if bn == "batch" else reestimated(WORKSPACE, FULL, trained, calibration, SETTINGS)
+    tensors = (
+        trained
+        if bn == "batch"
+        else reestimated(workspace_of(tiny_graph()), tiny_graph().full(), trained, calibration, SETTINGS)
+    )
     parts = []
     for numbers in ([count - 1], range(1, count - 1), [0]):
         evaluate(
-            WORKSPACE, FULL, tiny_state(5), ImageSet(images[:10], labels[:10]), SETTINGS, bn, calibration
+            workspace_of(tiny_graph()),
+            tiny_graph().full(),
+            tiny_state(5),
+            ImageSet(images[:10], labels[:10]),
+            SETTINGS,
+            bn,
+            calibration,
         )  # something in between
-        parts += evaluate_units(WORKSPACE, FULL, tensors, ImageSet(images, labels), SETTINGS, bn, numbers)
+        parts += evaluate_units(
+            workspace_of(tiny_graph()), tiny_graph().full(), tensors, ImageSet(images, labels), SETTINGS, bn, numbers
+        )
     assert combine(parts, bn, Classification()) == whole
 
 
 def test_re_estimated_is_independent_of_the_batch_and_what_the_plain_model_computes(trained: State) -> None:
     images, labels = samples(7, count=60)
     calibration = ImageSet(*samples(8, count=256))
-    for cut in (FULL, GRAPH.prefix(0.5), GRAPH.slt(1, 2, 0.5)):
+    for cut in (tiny_graph().full(), tiny_graph().prefix(0.5), tiny_graph().slt(1, 2, 0.5)):
         result = evaluate(
-            WORKSPACE, cut, cut.extract(trained), ImageSet(images, labels), SETTINGS, calibration=calibration
+            workspace_of(tiny_graph()),
+            cut,
+            cut.extract(trained),
+            ImageSet(images, labels),
+            SETTINGS,
+            calibration=calibration,
         )
         net = tiny_net(seed=4)
-        net.load_state_dict(plain_state(WORKSPACE, cut, trained, calibration, SETTINGS))
+        net.load_state_dict(plain_state(workspace_of(tiny_graph()), cut, trained, calibration, SETTINGS))
         net.eval()
         with torch.no_grad():
             outputs = torch.cat([net(prepared(images[i : i + 1])) for i in range(60)])  # batch 1
@@ -124,8 +145,24 @@ def test_training_shows_in_both_modes(trained: State) -> None:
     images, labels = samples(7, count=300)
     calibration = ImageSet(*samples(8, count=256))
     for bn in BN_MODES:
-        before = evaluate(WORKSPACE, FULL, tiny_state(), ImageSet(images, labels), SETTINGS, bn, calibration)
-        after = evaluate(WORKSPACE, FULL, trained, ImageSet(images, labels), SETTINGS, bn, calibration)
+        before = evaluate(
+            workspace_of(tiny_graph()),
+            tiny_graph().full(),
+            tiny_state(),
+            ImageSet(images, labels),
+            SETTINGS,
+            bn,
+            calibration,
+        )
+        after = evaluate(
+            workspace_of(tiny_graph()),
+            tiny_graph().full(),
+            trained,
+            ImageSet(images, labels),
+            SETTINGS,
+            bn,
+            calibration,
+        )
         assert after.loss < 0.7 * before.loss and after.accuracy > before.accuracy, bn
 
 
@@ -170,7 +207,14 @@ def test_no_batch_norm_needs_no_statistics() -> None:
 
 def test_a_class_without_samples_has_no_accuracy() -> None:
     images, labels = samples(7, count=10)
-    result = evaluate(WORKSPACE, FULL, tiny_state(), ImageSet(images, labels.clamp(max=1)), SETTINGS, "batch")
+    result = evaluate(
+        workspace_of(tiny_graph()),
+        tiny_graph().full(),
+        tiny_state(),
+        ImageSet(images, labels.clamp(max=1)),
+        SETTINGS,
+        "batch",
+    )
     assert result.sums["counts"][2] == 0 and result.metrics["per_class_accuracy"][2] is None
 
 
@@ -187,8 +231,22 @@ def test_calibration_images_are_a_fixed_choice() -> None:
 def test_bad_input() -> None:
     images, labels = samples(0, count=4)
     with pytest.raises(BadInput, match="re-estimated, batch"):
-        evaluate(WORKSPACE, FULL, tiny_state(), ImageSet(images, labels), SETTINGS, bn="running")
+        evaluate(
+            workspace_of(tiny_graph()),
+            tiny_graph().full(),
+            tiny_state(),
+            ImageSet(images, labels),
+            SETTINGS,
+            bn="running",
+        )
     with pytest.raises(BadInput, match="calibration"):
-        evaluate(WORKSPACE, FULL, tiny_state(), ImageSet(images, labels), SETTINGS)
+        evaluate(workspace_of(tiny_graph()), tiny_graph().full(), tiny_state(), ImageSet(images, labels), SETTINGS)
     with pytest.raises(BadInput, match="no samples"):
-        evaluate(WORKSPACE, FULL, tiny_state(), ImageSet(images[:0], labels[:0]), SETTINGS, "batch")
+        evaluate(
+            workspace_of(tiny_graph()),
+            tiny_graph().full(),
+            tiny_state(),
+            ImageSet(images[:0], labels[:0]),
+            SETTINGS,
+            "batch",
+        )

@@ -28,7 +28,7 @@ from strata.training.vectorised import width
 from tests.federation import tiny
 from tests.workspaces import workspace_of
 
-needs_compiler = pytest.mark.skipif(not kernels.available(), reason="there is no C compiler")
+needs_compiler = pytest.mark.usefixtures("compiler")
 
 
 def compare(networks: int, into: int, out: int, size: tuple[int, int], kernel: tuple[int, int], stride: int,

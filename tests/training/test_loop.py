@@ -20,10 +20,6 @@ from tests.methods.tiny import INPUT, same_bits, samples, tiny_graph, tiny_net, 
 from tests.networks import NETWORKS
 from tests.workspaces import workspace_of
 
-GRAPH = tiny_graph()
-WORKSPACE = workspace_of(GRAPH)
-
-
 # --- two weights by hand ----------------------------------------------------------------------------------------------
 
 
@@ -117,7 +113,7 @@ def test_fjord_keeps_momentum_across_mini_batches() -> None:
 
 def test_fjord_on_one_level_is_heterofl() -> None:
     state = tiny_state()
-    fjord, heterofl = FjORD(GRAPH, (0.5,)), HeteroFL(GRAPH, (0.5,))
+    fjord, heterofl = FjORD(tiny_graph(), (0.5,)), HeteroFL(tiny_graph(), (0.5,))
     a, b = (train(method, method.assign(0, [0])[0], state) for method in (fjord, heterofl))
     assert same_bits(a.tensors, b.tensors)
 
@@ -129,8 +125,10 @@ def test_equals_plain_training_of_the_plain_model() -> None:
     """Three epochs, short last batch, against a loop over the nn.Module itself (other memory layout: not same bits)."""
     images, labels = samples(0, count=20)
     settings = LocalTraining(batch_size=8, epochs=3, weight_decay=1e-3)
-    (task,) = FedAvg(GRAPH).assign(4, [2])
-    update = train_device(WORKSPACE, task, tiny_state(), ImageSet(images, labels), settings, lr=0.05, seed=9)
+    (task,) = FedAvg(tiny_graph()).assign(4, [2])
+    update = train_device(
+        workspace_of(tiny_graph()), task, tiny_state(), ImageSet(images, labels), settings, lr=0.05, seed=9
+    )
 
     net = tiny_net().train()
     optimizer = torch.optim.SGD(net.parameters(), 0.05, momentum=0.9, weight_decay=1e-3)
@@ -163,8 +161,8 @@ def test_every_sample_once_per_epoch_in_an_order_of_its_own() -> None:
     for round, device in ((0, 0), (0, 1), (1, 0), (0, 0)):
         settings = LocalTraining(batch_size=6, epochs=2, transform=remember, preparation=ones)
         seen.clear()
-        task = Task(round, device, GRAPH.full())
-        train_device(WORKSPACE, task, tiny_state(), ImageSet(images, labels), settings, 0.1, seed=0)
+        task = Task(round, device, tiny_graph().full())
+        train_device(workspace_of(tiny_graph()), task, tiny_state(), ImageSet(images, labels), settings, 0.1, seed=0)
         assert sorted(seen[:10]) == sorted(seen[10:20]) == list(range(10))
         orders.append(tuple(seen[:20]))  # what follows is a batch for measuring memory
     assert orders[0] == orders[3] and len(set(orders)) == 3
@@ -205,39 +203,42 @@ def test_dropout_is_seeded_by_the_task_and_leaves_the_global_generator_alone() -
     assert same_bits(update(0).tensors, first.tensors)
     assert not same_bits(update(1).tensors, first.tensors), "one batch of all samples: only dropout differs"
     assert (
-        not workspace_of(graph).submodel(graph.full()).channels_last and WORKSPACE.submodel(GRAPH.full()).channels_last
+        not workspace_of(graph).submodel(graph.full()).channels_last
+        and workspace_of(tiny_graph()).submodel(tiny_graph().full()).channels_last
     )
 
 
 def test_nan_is_not_hidden() -> None:
     state = tiny_state()
     state["conv1.weight"][0, 0, 0, 0] = float("nan")
-    update = train(FedAvg(GRAPH), FedAvg(GRAPH).assign(0, [0])[0], state)
+    update = train(FedAvg(tiny_graph()), FedAvg(tiny_graph()).assign(0, [0])[0], state)
     assert math.isnan(update.loss) and update.tensors["conv1.weight"].isnan().any()
 
 
 def test_tasks_of_one_structure_share_a_module() -> None:
-    method = FD(GRAPH, (0.5,), seed=0)
+    method = FD(tiny_graph(), (0.5,), seed=0)
     cuts = [method.cut_for(round, 0) for round in range(5)]
     assert len(set(cuts)) == 5
-    assert len({id(WORKSPACE.submodel(cut)) for cut in [*cuts, GRAPH.prefix(0.5)]}) == 1
-    assert WORKSPACE.submodel(GRAPH.prefix(0.25)) is not WORKSPACE.submodel(GRAPH.prefix(0.5))
-    assert WORKSPACE.submodel(GRAPH.slt(1, 2, 0.5)) is not WORKSPACE.submodel(GRAPH.slt(0, 2, 0.5)), (
-        "other frozen layers"
+    assert len({id(workspace_of(tiny_graph()).submodel(cut)) for cut in [*cuts, tiny_graph().prefix(0.5)]}) == 1
+    assert workspace_of(tiny_graph()).submodel(tiny_graph().prefix(0.25)) is not workspace_of(tiny_graph()).submodel(
+        tiny_graph().prefix(0.5)
     )
+    assert workspace_of(tiny_graph()).submodel(tiny_graph().slt(1, 2, 0.5)) is not workspace_of(tiny_graph()).submodel(
+        tiny_graph().slt(0, 2, 0.5)
+    ), "other frozen layers"
 
 
 def test_warm_modules_are_bounded_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(workspace, "SUBMODEL_BYTES_KEPT", 0)
-    own = Workspace(GRAPH)
-    full, half = own.submodel(GRAPH.full()), own.submodel(GRAPH.prefix(0.5))
-    assert own.submodel(GRAPH.full()) is full and own.submodel(GRAPH.prefix(0.5)) is half
-    own.submodel(GRAPH.prefix(0.25))
-    assert own.submodel(GRAPH.prefix(0.5)) is half and own.submodel(GRAPH.full()) is not full
+    own = Workspace(tiny_graph())
+    full, half = own.submodel(tiny_graph().full()), own.submodel(tiny_graph().prefix(0.5))
+    assert own.submodel(tiny_graph().full()) is full and own.submodel(tiny_graph().prefix(0.5)) is half
+    own.submodel(tiny_graph().prefix(0.25))
+    assert own.submodel(tiny_graph().prefix(0.5)) is half and own.submodel(tiny_graph().full()) is not full
 
 
 def test_update_does_not_alias_the_warm_module() -> None:
-    method = Small(GRAPH, (0.5,))
+    method = Small(tiny_graph(), (0.5,))
     task = method.assign(0, [0])[0]
     first = train(method, task, tiny_state())
     copy = {name: tensor.clone() for name, tensor in first.tensors.items()}
@@ -247,10 +248,12 @@ def test_update_does_not_alias_the_warm_module() -> None:
 
 
 def test_bad_input() -> None:
-    (task,) = FedAvg(GRAPH).assign(0, [0])
+    (task,) = FedAvg(tiny_graph()).assign(0, [0])
     images, labels = samples(0, count=0)
     with pytest.raises(BadInput, match="device 0 has no samples"):
-        train_device(WORKSPACE, task, tiny_state(), ImageSet(images, labels), LocalTraining(), 0.1, seed=0)
+        train_device(
+            workspace_of(tiny_graph()), task, tiny_state(), ImageSet(images, labels), LocalTraining(), 0.1, seed=0
+        )
     for wrong in (
         {"batch_size": 0}, {"epochs": 0}, {"momentum": 1.0}, {"momentum": -0.1}, {"weight_decay": -1.0},
         {"proximal": float("nan")}, {"transform": ones}, {"micro_batch": 33}, {"micro_batch": 0},

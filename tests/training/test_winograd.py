@@ -16,13 +16,13 @@ from strata.data import ImageSet
 from strata.graph import ChannelGraph
 from strata.methods import Task
 from strata.models import resnet20
-from strata.training import LocalTraining, evaluate, kernels, train_device
+from strata.training import LocalTraining, evaluate, train_device
 from strata.training.cohorts import train_cohort
 from strata.training.kernels import conv2d, own_convolutions, winograd
 from strata.training.kernels.winograd import Winograd
 from tests.workspaces import workspace_of
 
-pytestmark = pytest.mark.skipif(not kernels.available(), reason="there is no C compiler")
+pytestmark = pytest.mark.usefixtures("compiler")
 
 
 def random(*shape: int, seed: int = 1, wide: bool = True) -> Tensor:
