@@ -63,13 +63,13 @@ class SGD:
                     self._step(parameters, self.lr / rate**2, self.weight_decay * rate**2, is_first)
 
     def _step(self, parameters: list[nn.Parameter], lr: float, weight_decay: float, is_first: bool) -> None:
-        gradients = [parameter.grad for parameter in parameters]
+        gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
         if self.momentum and is_first:
-            for parameter in parameters:
-                self.state[parameter] = {"momentum_buffer": torch.empty_like(parameter.grad)}
+            for parameter, gradient in zip(parameters, gradients, strict=True):
+                self.state[parameter] = {"momentum_buffer": torch.empty_like(gradient)}
         momenta = [self.state[parameter]["momentum_buffer"] for parameter in parameters] if self.momentum else []
         torch._fused_sgd_(
-            parameters,
+            tuple(parameters),
             gradients,
             momenta,
             weight_decay=weight_decay,

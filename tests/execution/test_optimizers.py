@@ -1,0 +1,85 @@
+"""Our own SGD against torch's."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from strata.execution import Execution
+from strata.execution.optimizers import SGD, new_optimizer
+
+
+def parameters(dtype: torch.dtype = torch.float32) -> list[nn.Parameter]:
+    generator = torch.Generator().manual_seed(0)
+    shapes = ((7, 3, 3, 3), (5,), (4, 11))
+    return [nn.Parameter(torch.randn(shape, generator=generator, dtype=dtype)) for shape in shapes]
+
+
+def set_gradients(them: list[nn.Parameter], step: int) -> None:
+    generator = torch.Generator().manual_seed(step)
+    for parameter in them:
+        parameter.grad = torch.randn(parameter.shape, generator=generator, dtype=parameter.dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+@pytest.mark.parametrize("weight_decay", [0.0, 1e-2])
+def test_the_bits_of_torchs_fused_sgd(dtype: torch.dtype, momentum: float, weight_decay: float) -> None:
+    ours, theirs = parameters(dtype), parameters(dtype)
+    own = new_optimizer(Execution(momentum=momentum, weight_decay=weight_decay), ours, 0.1)
+    torchs = torch.optim.SGD(theirs, 0.1, momentum, weight_decay=weight_decay, fused=True)
+    for step in range(4):
+        for them, optimizer in ((ours, own), (theirs, torchs)):
+            set_gradients(them, step)
+            optimizer.step()
+    assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
+    own.zero_grad()
+    assert all(parameter.grad is None for parameter in ours)
+
+
+def test_rates_are_groups_of_torchs() -> None:
+    ours, theirs, rates = parameters(), parameters(), (1.0, 0.5, 0.5)
+    own = SGD(ours, 0.1, 0.9, 0.01, rates)
+    groups = [
+        {"params": [parameter], "lr": 0.1 / rate**2, "weight_decay": 0.01 * rate**2}
+        for parameter, rate in zip(theirs, rates, strict=True)
+    ]
+    torchs = torch.optim.SGD(groups, 0.1, 0.9, fused=True)
+    for step in range(3):
+        for them, optimizer in ((ours, own), (theirs, torchs)):
+            set_gradients(them, step)
+            optimizer.step()  # type: ignore[attr-defined]
+    assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
+
+
+def test_a_parameter_whose_first_gradient_comes_later_by_hand() -> None:
+    """w = 1, gradient 1, lr 1/4, momentum 1/2: v = 1, then 1.5; the other one begins in the second step."""
+    early, late = (nn.Parameter(torch.tensor([1.0])) for _ in range(2))
+    optimizer = SGD([early, late], lr=0.25, momentum=0.5, weight_decay=0.0)
+    early.grad = torch.ones(1)
+    optimizer.step()
+    assert (early.item(), late.item()) == (0.75, 1.0)
+    early.grad, late.grad = torch.ones(1), torch.ones(1)
+    optimizer.step()
+    assert (early.item(), late.item()) == (0.75 - 0.25 * 1.5, 0.75)
+
+    def momentum(parameter: nn.Parameter) -> Tensor:
+        return optimizer.state[parameter]["momentum_buffer"]
+
+    assert (momentum(early).item(), momentum(late).item()) == (1.5, 1.0)
+
+
+def test_training_loads_no_compiler() -> None:
+    """torch._dynamo takes seconds and tens of megabytes of every process that trains."""
+    program = """
+import sys, torch
+from strata.planning.runtime import tiny_step
+import strata.training
+tiny_step()
+assert "torch._dynamo" not in sys.modules
+"""
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=600)
