@@ -68,10 +68,12 @@ class SGD:
             for parameter, gradient in zip(parameters, gradients, strict=True):
                 self.state[parameter] = {"momentum_buffer": torch.empty_like(gradient)}
         momenta = [self.state[parameter]["momentum_buffer"] for parameter in parameters] if self.momentum else []
+        taken = [parameters, gradients, momenta] if momenta else [parameters, gradients]
+        seen = [list(one) for one in zip(*map(_as_they_lie, zip(*taken, strict=True)), strict=True)]
         torch._fused_sgd_(
-            tuple(parameters),
-            gradients,
-            momenta,
+            seen[0],
+            seen[1],
+            seen[2] if momenta else [],
             weight_decay=weight_decay,
             momentum=self.momentum,
             lr=lr,
@@ -80,6 +82,13 @@ class SGD:
             maximize=False,
             is_first_step=is_first,
         )
+
+
+def _as_they_lie(tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    """A parameter and what goes with it, which are of one shape: torch's step copies what is not contiguous, and seen
+    from the side channels last is."""
+    lie_last = tensors[0].dim() == 4 and all(one.is_contiguous(memory_format=torch.channels_last) for one in tensors)
+    return tuple(one.permute(0, 2, 3, 1) for one in tensors) if lie_last else tensors
 
 
 class LeanSGD(SGD):

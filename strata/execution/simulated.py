@@ -33,7 +33,6 @@ from strata.ops.tape import (
 )
 
 LABEL_BYTES = INDEX_BYTES = 8
-SCALARS = 12  # the momentum factor as a tensor
 RANDOM_STATE = 5056  # the generator's, which a segment that draws keeps
 
 
@@ -65,14 +64,13 @@ def peak(
     trained = sum(trained_sizes)
     momenta = execution.slot_bytes(trained)
     standing = state_bytes + momenta + _batch_bytes(ops, execution, inputs)
-    scalars = SCALARS if execution.momentum else 0
     sim = Simulation(standing, gradients=trained if accumulated else 0)
     if execution.release_gradients:
-        sim.step = lambda size: scalars + execution.step_copies * size
+        sim.step = lambda size: execution.step_copies * size
     logits = Pass(sim, ops, channels_last).run(placement)
     sim.run_backward(_loss(sim, logits))
     if not execution.release_gradients:  # the optimizer goes through the parameters one by one
-        sim.passing(execution.step_copies * max(trained_sizes, default=0) + scalars)
+        sim.passing(execution.step_copies * max(trained_sizes, default=0))
     gradients = momenta + sim.gradients_at_peak
     return Peak(sim.peak, state_bytes, gradients, sim.peak - state_bytes - gradients)
 

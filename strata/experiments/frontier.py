@@ -62,10 +62,10 @@ def table_frontier(asked: Asked) -> Experiment:
     def render(results: Results, out: Path) -> list[Path]:
         found = {(panel, *at): results.every(cell) for panel in PANELS for at, cell in panel.cells().items()}
         tables = [_table(panel, found) for panel in PANELS]
-        finished = {f"{at}": one for at, every in found.items() for one in every}
-        records = [_record(at, cell, found) for at, cell in _every_cell()]
+        finished = {f"{at} {one.rounds}": one for at, every in found.items() for one in every}
+        records = [_record(at, cell, one) for at, cell in _every_cell() for one in found[at] or (None,)]
         with figures.figure(out, "figure", size=(5.4, 4.0)) as (axes, pictures):
-            _draw(axes[0][0], PANELS[0], found)
+            _draw(axes[0][0], PANELS[0], results.at_one_length(PANELS[0].cells().values()))
         return write(out, TITLE, tables, records, [notes([finished])[0], *_about()], pictures)
 
     return Experiment("table-frontier", TITLE, runs_of([cell for _, cell in _every_cell()], asked), render)
@@ -113,19 +113,18 @@ def _about() -> Sequence[str]:
     )
 
 
-def _record(at: At, cell: Cell, found: Found) -> dict[str, Any]:
-    panel, budget, method = at
-    one = max(found[panel, budget, method], key=lambda each: each.rounds, default=None)
-    return {"budget_mib": budget, **record(cell, one), "run_peak_bytes": one and one.peak_bytes}
+def _record(at: At, cell: Cell, one: CellResult | None) -> dict[str, Any]:
+    return {"budget_mib": at[1], **record(cell, one), "run_peak_bytes": one and one.peak_bytes}
 
 
-def _draw(axes: Any, panel: Panel, found: Found) -> None:
+def _draw(axes: Any, panel: Panel, results: Results) -> None:
+    """`results`: all of one length."""
+    cells = panel.cells()
     for method in panel.ways:
-        own = [
-            (budget, one)
-            for budget in panel.budgets
-            for one in found.get((panel, budget, method), [])[-1:]  # the longest
+        finished = [
+            (budget, results.of(cells[budget, method])) for budget in panel.budgets if (budget, method) in cells
         ]
+        own = [(budget, one) for budget, one in finished if one is not None]
         if own:
             x, y = [budget for budget, _ in own], [one.mean for _, one in own]
             name = "whole model" if method == WHOLE else label(method)

@@ -87,8 +87,6 @@ def test_what_weights_take_by_hand() -> None:
     # four layers' weights, momentum and gradients; weight decay makes no copy
     assert layers(Execution(1)) == pytest.approx(12, abs=0.2)
     assert layers(Execution(1, weight_decay=0.0)) == pytest.approx(12, abs=0.2)
-    # the proximal term does, of one layer at a time
-    assert layers(Execution(1, proximal=0.1)) == pytest.approx(13 + 4, abs=0.2)
     # one gradient at a time
     assert layers(Execution(1, release_gradients=True)) == pytest.approx(9, abs=0.2)
     assert layers(Execution(1, release_gradients=True, momentum=0.0)) == pytest.approx(5, abs=0.2)

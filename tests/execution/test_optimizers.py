@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from strata.execution import Execution
+from strata.execution.measured import growth
 from strata.execution.optimizers import SGD, new_optimizer
 
 
@@ -54,6 +55,25 @@ def test_rates_are_groups_of_torchs() -> None:
             set_gradients(them, step)
             optimizer.step()  # type: ignore[attr-defined]
     assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
+
+
+@pytest.mark.parametrize("kernel", [1, 3])
+@pytest.mark.parametrize("gradients_last", [True, False])
+def test_channels_last_by_the_same_bits_and_without_a_copy(kernel: int, gradients_last: bool) -> None:
+    """A gradient that lies otherwise than its parameter is taken as it is."""
+    usual = torch.randn(5, 7, kernel, kernel, generator=torch.Generator().manual_seed(0))
+    last = torch.channels_last
+    ours, theirs = (nn.Parameter(usual.to(memory_format=last)) for _ in range(2))
+    own, torchs = SGD([ours], 0.1, 0.9, 0.01), torch.optim.SGD([theirs], 0.1, 0.9, weight_decay=0.01, fused=True)
+    for step in range(3):
+        gradient = torch.randn(usual.shape, generator=torch.Generator().manual_seed(step))
+        for parameter in (ours, theirs):
+            parameter.grad = gradient.to(memory_format=last) if gradients_last else gradient.clone()
+        torchs.step()
+        made = growth(own.step).tensors
+        if step and gradients_last:
+            assert made == 0
+    assert torch.equal(ours, theirs)
 
 
 def test_a_parameter_whose_first_gradient_comes_later_by_hand() -> None:
