@@ -5,11 +5,13 @@ That process is itself forked from the SuperNode's before anything is running th
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import signal
 import socket
 import sys
+from collections.abc import Callable
 
 from strata.core.processes import die_with_parent
 from strata.fleet.app_processes import StartedApps
@@ -25,13 +27,18 @@ class WarmApps:
 
     def __init__(self, otherwise: StartedApps) -> None:
         """`otherwise`: should the warm process be gone (killed for want of memory, most likely)."""
+        from flwr.supernode.cli import flwr_clientapp
+
+        import strata.fleet.device.client_app  # noqa: F401  what the apps will import
+
         self._otherwise = otherwise
         self._requests, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         parent = os.getpid()
+        gc.freeze()  # a collection writes to every object it looks at, and pages that are written to are no longer shared
         if os.fork() == 0:
             self._requests.close()
             die_with_parent(parent)
-            sys.exit(_serve(theirs))
+            sys.exit(_serve(theirs, flwr_clientapp))
         theirs.close()
 
     def start(self, arguments: list[str], token: str) -> None:
@@ -50,11 +57,7 @@ class WarmApps:
         self._otherwise.tidy()
 
 
-def _serve(requests: socket.socket) -> int:
-    from flwr.supernode.cli import flwr_clientapp
-
-    import strata.fleet.device.client_app  # noqa: F401  what the apps will import
-
+def _serve(requests: socket.socket, app: Callable[[], None]) -> int:
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel clears up after them
     warm = os.getpid()
     while request := requests.recv(LONGEST):
@@ -67,7 +70,7 @@ def _serve(requests: socket.socket) -> int:
             requests.close()
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             sys.argv = [WarmApps.program, *json.loads(request), "--parent-pid", str(warm)]
-            flwr_clientapp()
+            app()
             return 0
         requests.send(STARTED)
     return 0
