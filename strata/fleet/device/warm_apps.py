@@ -34,7 +34,7 @@ class WarmApps:
         self._otherwise = otherwise
         self._requests, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         parent = os.getpid()
-        gc.freeze()  # a collection writes to every object it looks at, and pages that are written to are no longer shared
+        gc.freeze()  # a collection writes to all it looks at, and pages that are written to are shared no longer
         if os.fork() == 0:
             self._requests.close()
             die_with_parent(parent)
