@@ -6,8 +6,9 @@ server/      `strata fleet server`: its process (superlink), who is admitted (ad
              `strata fleet run`: handed in (submission), played on the server (server_app, run): who is there (members),
              which level each has (levels), messages and answers (messages, engine), evaluation by devices
              `strata fleet status`, and the control interface that all of them use (control)
-device/      `strata fleet device`: its process (supernode); a message comes in (client_app), goes to the process that
-             has the model ready (work_socket, work_process) and is worked on under a memory cap (work)
+device/      `strata fleet device`: its process (supernode), and one that forks an app for each message (warm_apps);
+             a message comes in (client_app), goes to the process that has the model ready (work_socket, work_process)
+             and is worked on under a memory cap (work)
 
 and for both sides
 flower_patches     all that is changed inside Flower, and why
