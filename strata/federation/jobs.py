@@ -89,7 +89,7 @@ class EvaluateJob:
     calibration: str = "train"  # whose samples batch norm's statistics come from: a part, or the devices'
     fixed: tuple[str, ...] = ()  # batch norms whose statistics are the state's own, by their running means
     devices: ClassVar[int] = 0  # the server's own work has no limit
-    evaluation: str = field(default_factory=lambda: secrets.token_hex(8))  # jobs that share it have the same weights
+    weights: str = field(default_factory=lambda: secrets.token_hex(8))  # jobs that share it have the same weights
 
 
 @dataclass(frozen=True)
@@ -101,6 +101,7 @@ class FinishJob:
     calibration: str = "train"
     fixed: tuple[str, ...] = ()
     devices: ClassVar[int] = 0
+    weights: str = field(default_factory=lambda: secrets.token_hex(8))  # as an EvaluateJob's
 
 
 @dataclass(frozen=True)
@@ -137,9 +138,9 @@ class DeviceProgram:
             measured = self._reestimated(job, state)
             return {name: measured[name] for name in self.workspace.graph.buffer_names if name in measured}
         if isinstance(job, FinishJob):
-            state = _widened(job.cut, state)
-            return plain_state(self.workspace, job.cut, state, self._calibration(job), self.training, job.fixed)
-        tensors, part = self._tensors(job, state), self.parts[job.part]
+            return plain_state(job.cut, _widened(job.cut, state), self._calibrated_tensors(job, state))
+        tensors = _extracted(job.cut, state) if job.bn == "batch" else self._calibrated_tensors(job, state)
+        part = self.parts[job.part]
         return evaluate_units(self.workspace, job.cut, tensors, part, self.training, job.bn, job.numbers, job.fixed)
 
     def _train(self, job: TrainJob, received: dict[str, Tensor]) -> Update:
@@ -176,14 +177,15 @@ class DeviceProgram:
         except Exception as error:
             return Failed(one_line(error, kind=True), traceback.format_exc())
 
-    def _tensors(self, job: EvaluateJob, state: Mapping[str, Tensor] | Parts) -> dict[str, Tensor]:
-        if job.bn == "batch":
-            return _extracted(job.cut, state)
-        if self._calibrated is None or self._calibrated[0] != job.evaluation:
-            self._calibrated = (job.evaluation, self._reestimated(job, state))
+    def _calibrated_tensors(
+        self, job: EvaluateJob | FinishJob, state: Mapping[str, Tensor] | Parts
+    ) -> dict[str, Tensor]:
+        """Measured once for all jobs with the same weights."""
+        if self._calibrated is None or self._calibrated[0] != job.weights:
+            self._calibrated = (job.weights, self._reestimated(job, state))
         return self._calibrated[1]
 
-    def _reestimated(self, job: EvaluateJob | StatisticsJob, state: Mapping[str, Tensor] | Parts) -> dict[str, Tensor]:
+    def _reestimated(self, job: EvaluateJob | FinishJob, state: Mapping[str, Tensor] | Parts) -> dict[str, Tensor]:
         assert self.workspace is not None
         extracted = _extracted(job.cut, state)
         return reestimated(self.workspace, job.cut, extracted, self._calibration(job), self.training, job.fixed)
@@ -229,13 +231,17 @@ def evaluate(
     calibration: str = "train",
     objective: Objective = CLASSIFICATION,
     fixed: Collection[str] = (),
+    weights: str | None = None,
 ) -> Evaluation:
     """The cut's score on a part of the data, by the engine's workers; the same bits however they share it.
 
-    `fixed`: batch norms whose statistics are the state's own."""
+    `fixed`: batch norms whose statistics are the state's own. `weights`: a name for the state, the cut and `fixed`,
+    where more is asked of them: what was measured for one question is there for the next."""
     count = units(samples, bn)
     each = UNITS_PER_JOB[bn]
-    first = EvaluateJob(cut, round, part, bn, (), seed, calibration, held_norms(cut, fixed))
+    first = EvaluateJob(
+        cut, round, part, bn, (), seed, calibration, held_norms(cut, fixed), weights or secrets.token_hex(8)
+    )
     jobs = [replace(first, numbers=tuple(range(start, min(start + each, count)))) for start in range(0, count, each)]
     found = [unit for result in results(engine, jobs, state) for unit in result]
     return combine(found, bn, objective)
@@ -248,8 +254,10 @@ def final_state(
     seed: int,
     calibration: str = "train",
     fixed: Collection[str] = (),
+    weights: str | None = None,
 ) -> dict[str, Tensor]:
-    job = FinishJob(cut, seed, calibration, held_norms(cut, fixed))
+    """What the plain nn.Module loads; `weights` as in `evaluate`."""
+    job = FinishJob(cut, seed, calibration, held_norms(cut, fixed), weights or secrets.token_hex(8))
     finished: dict[str, Tensor] = next(iter(results(engine, [job], state)))
     return finished
 

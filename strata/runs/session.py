@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -84,6 +85,7 @@ class Session:
     objective: Objective = Classification()  # of the data
     allowance: Allowance | None = None  # None: devices may hold whatever the method takes
     warned: bool = False  # that a device took more
+    token: str = field(default_factory=lambda: secrets.token_hex(8))  # of this process's part of the run
 
     def run(self, model: nn.Module, interrupts: Interrupts) -> Result:
         folder, total = self.folder, self.options.course.rounds
@@ -175,7 +177,12 @@ class Session:
             self.options.calibration,
             self.objective,
             self._fixed(state),
+            self._weights(state),
         )
+
+    def _weights(self, state: FederationState) -> str:
+        """A name for what is evaluated after this round, which only this process uses."""
+        return f"{self.token} {state.round}"
 
     def _fixed(self, state: FederationState) -> frozenset[str]:
         """Batch norms whose statistics are fixed."""
@@ -203,7 +210,9 @@ class Session:
         """Of the plain module: what is evaluated after this round."""
         cut = self._evaluated_cut(state)
         seed, fixed = self.options.course.seed, self._fixed(state)
-        final = final_state(self.engine, state.tensors, cut, seed, self.options.calibration, fixed)
+        final = final_state(
+            self.engine, state.tensors, cut, seed, self.options.calibration, fixed, self._weights(state)
+        )
         return {self.names[name]: tensor for name, tensor in final.items() if name in self.names}
 
     # --- records -------------------------------------------------------------------------------------------------

@@ -83,19 +83,12 @@ def reestimated(
     return result
 
 
-def plain_state(
-    workspace: Workspace,
-    cut: Cut,
-    state: Mapping[str, Tensor],
-    samples: Samples,
-    settings: LocalTraining,
-    fixed: Collection[str] = (),
-) -> dict[str, Tensor]:
-    """What the plain nn.Module loads to compute, in eval mode and at any batch size, what the cut's submodel does.
+def plain_state(cut: Cut, state: Mapping[str, Tensor], tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """What the plain nn.Module loads to compute, in eval mode and at any batch size, what the cut's submodel does with
+    these `tensors`, which are `reestimated`.
 
     Outside the cut all is zero, so dropped channels carry zeros.
     """
-    tensors = reestimated(workspace, cut, cut.extract(dict(state)), samples, settings, fixed)
     result = {name: torch.zeros_like(tensor) for name, tensor in state.items()}
     cut.scatter(result, tensors)
     return result

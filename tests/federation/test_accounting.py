@@ -24,7 +24,7 @@ from strata.methods import create
 from strata.runs import run
 from strata.runs.config import RunConfig
 from strata.runs.folder import METRIC_KEYS
-from strata.training import calibration_indices, plain_state
+from strata.training import calibration_indices, reestimated
 from tests.federation import tiny
 from tests.federation.tiny import bits, tiny_run
 from tests.runs.test_commands import NETS
@@ -178,7 +178,7 @@ def test_statistics_of_batch_norm_come_from_the_servers_own_images(tmp_path: Pat
     result = tiny_run(tmp_path / "run", "fedavg", **SEEDED, rounds=1)
     _, held = hold_out(tiny.data(), 0.1, 0)
     state, chosen = result.state_dict(), held.subset(calibration_indices(len(held), 0))
-    again = plain_state(workspace_of(tiny.graph()), tiny.graph().full(), state, chosen, tiny.training())
+    again = reestimated(workspace_of(tiny.graph()), tiny.graph().full(), state, chosen, tiny.training())
     assert all(torch.equal(state[name], again[name]) for name in state)
 
 

@@ -3,6 +3,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,7 +17,8 @@ from strata.federation.jobs import DeviceProgram, evaluate
 from strata.federation.rounds import RoundFailed, RoundSettings, play
 from strata.federation.simulated_fleet import SimulatedFleet
 from strata.federation.state import FederationState
-from strata.training import LocalTraining
+from strata.graph import Cut
+from strata.training import LocalTraining, Workspace, reestimated
 from tests.federation import tiny
 from tests.workspaces import workspace_of
 
@@ -245,3 +247,18 @@ def test_what_never_reached_a_device_is_no_download_and_it_holds_nothing() -> No
     assert less["download_bytes"] * 4 == record["download_bytes"] * 3, "one of four devices was sent nothing"
     assert sorted(record["devices"]) == after.holdings.devices.tolist()
     assert sorted(record["devices"][1:]) == reached.holdings.devices.tolist()
+
+
+def test_statistics_of_the_last_evaluation_are_those_of_the_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They take longer than anything else in a short run: they are measured once."""
+    measured: list[Cut] = []
+
+    def counted(workspace: Workspace, cut: Cut, *rest: Any) -> dict[str, Tensor]:
+        measured.append(cut)
+        return reestimated(workspace, cut, *rest)
+
+    monkeypatch.setattr("strata.federation.jobs.reestimated", counted)
+    result = tiny.tiny_run(tmp_path / "run", "fedavg", rounds=2)
+    assert len(measured) == 2 and result.summary["model_accuracy"] == result.accuracy

@@ -133,7 +133,8 @@ def test_re_estimated_is_independent_of_the_batch_and_what_the_plain_model_compu
             calibration=calibration,
         )
         net = tiny_net(seed=4)
-        net.load_state_dict(plain_state(workspace_of(tiny_graph()), cut, trained, calibration, SETTINGS))
+        measured = reestimated(workspace_of(tiny_graph()), cut, cut.extract(trained), calibration, SETTINGS)
+        net.load_state_dict(plain_state(cut, trained, measured))
         net.eval()
         with torch.no_grad():
             outputs = torch.cat([net(prepared(images[i : i + 1])) for i in range(60)])  # batch 1

@@ -24,7 +24,7 @@ from strata.fleet.pooled_statistics import pooled
 from strata.fleet.protocol import codec
 from strata.fleet.server.messages import plain
 from strata.training.evaluation import EvaluatedBatch
-from strata.training.statistics import CALIBRATION_IMAGES
+from strata.training.statistics import CALIBRATION_IMAGES, plain_state
 
 if TYPE_CHECKING:
     from strata.fleet.server.engine import FlowerEngine
@@ -52,9 +52,7 @@ class DeviceEvaluation:
                 continue
             if isinstance(job, FinishJob):
                 tensors |= self._statistics(job, tensors, state)
-                whole = {name: torch.zeros_like(tensor) for name, tensor in state.items()}
-                job.cut.scatter(whole, tensors)
-                yield Outcome(index, whole)
+                yield Outcome(index, plain_state(job.cut, state, tensors))
                 continue
             if job.bn == "re-estimated":
                 tensors |= self._statistics(job, tensors, state)
