@@ -15,6 +15,7 @@ from torch.nn import functional
 
 from strata.graph import ChannelGraph
 from strata.models import densenet40, resnet20, resnet44, resnet56
+from strata.models.densenet import Bottleneck, Transition
 
 CLASSES = 10
 Built = tuple[nn.Module, tuple[int, ...]]
@@ -166,6 +167,24 @@ class PaddedResNet(nn.Module):
         return self.classifier(x.view(x.size(0), -1))
 
 
+class SmallDenseNet(nn.Module):
+    """DenseNet40's own parts, two bottlenecks where it has six: every kind of join, in a third of the layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(3, 24, 3, padding=1, bias=False)
+        self.stages = nn.Sequential(
+            Bottleneck(24), Bottleneck(36), Transition(48), Bottleneck(24), Bottleneck(36), Transition(48)
+        )
+        self.norm, self.relu = nn.BatchNorm2d(24), nn.ReLU()
+        self.pool, self.flatten = nn.AvgPool2d(8), nn.Flatten()
+        self.classifier = nn.Linear(24, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.relu(self.norm(self.stages(self.stem(x))))
+        return self.classifier(self.flatten(self.pool(x)))
+
+
 class Logits(nn.Module):
     """A Hugging Face image classifier as `x -> logits`."""
 
@@ -215,7 +234,12 @@ def hf_mobilenet() -> Built:
     from transformers import MobileNetV2Config, MobileNetV2ForImageClassification
 
     config = MobileNetV2Config(image_size=64, depth_multiplier=0.5, num_labels=CLASSES)
-    return Logits(MobileNetV2ForImageClassification(config)), (3, 64, 64)
+    model = MobileNetV2ForImageClassification(config)
+    layers = model.mobilenet_v2.layer
+    # but for the first, blocks that only repeat the one before them are left out
+    kept = [layer for number, layer in enumerate(layers) if number == 1 or not layer.use_residual]
+    model.mobilenet_v2.layer = nn.ModuleList(kept)
+    return Logits(model), (3, 64, 64)
 
 
 def hf_convnext() -> Built:
@@ -267,6 +291,7 @@ OTHERS: dict[str, Callable[[], Built]] = {
     "mobilenet": mobilenet,
     "gated": gated,
     "padded_resnet": padded_resnet,
+    "densenet": lambda: (SmallDenseNet(), (3, 32, 32)),
     "hf_resnet_basic": hf_resnet_basic,
     "hf_resnet_bottleneck": hf_resnet_bottleneck,
     "hf_mobilenet": hf_mobilenet,
@@ -275,8 +300,8 @@ OTHERS: dict[str, Callable[[], Built]] = {
     "hf_vit": hf_vit,
 }
 NETWORKS: dict[str, Callable[[], Built]] = PAPER | OTHERS
-# ResNet44 and 56 are ResNet20 with more of the same blocks: golden values know them, matrices of cases need not
-NAMES = [name for name in NETWORKS if name not in ("resnet44", "resnet56")]
+# The larger ones have more of the same blocks: golden values know them, matrices of cases need not
+NAMES = ["resnet20", *OTHERS]
 
 
 @cache

@@ -166,7 +166,7 @@ def test_cohorts_by_hand() -> None:
     assert cohorts(workspace, levels, [50] * 2, LocalTraining()) == [[0], [1]]
 
 
-@pytest.mark.parametrize("name", ["vgg", "densenet40", "hf_vit", "gated"])
+@pytest.mark.parametrize("name", ["vgg", "densenet", "hf_vit", "gated"])
 def test_what_has_no_grouped_form_is_trained_one_by_one(name: str) -> None:
     model, shape = NETWORKS[name]()
     graph = networks.graph_of(name)
