@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from strata.core.errors import BadInput
-from strata.core.files import said_plainly
+from strata.core.files import open_to_append, said_plainly
 from strata.federation.privacy import Privacy
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ class Ledger:
         self.releases = max(len(content.split()), content.count(b"{"))
 
     def begin(self, round: int) -> None:
-        with said_plainly(self._path), open(self._path, "ab") as file:
+        with said_plainly(self._path), open_to_append(self._path) as file:
             file.write(json.dumps({"round": round}, separators=(",", ":")).encode() + b"\n")
             file.flush()
             os.fsync(file.fileno())

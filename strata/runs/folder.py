@@ -24,7 +24,17 @@ from torch import Tensor
 
 from strata import __version__
 from strata.core.errors import BadInput
-from strata.core.files import Lock, read_object, said_plainly, write_atomic, write_json
+from strata.core.files import (
+    Lock,
+    is_leftover,
+    open_to_append,
+    own_folder,
+    read_object,
+    remove_leftovers,
+    said_plainly,
+    write_atomic,
+    write_json,
+)
 from strata.core.processor import processor_name
 from strata.core.settings import differences, settings_of
 from strata.data.objectives import Classification
@@ -56,12 +66,12 @@ class RunFolder:
                 raise BadInput(f"there is no run to resume in {path}")
             if path.exists() and not path.is_dir():
                 raise BadInput(f"{path} is not a folder: choose another place for the run")
-            leftovers = {".lock", "config.json.tmp"}  # of a run that was killed as it began
-            if not resume and path.is_dir() and any(child.name not in leftovers for child in path.iterdir()):
+            if not resume and path.is_dir() and not all(_of_killed(child.name) for child in path.iterdir()):
                 raise BadInput(f"{path} is not empty and holds no run: choose a new or empty folder")
-            path.mkdir(parents=True, exist_ok=True)
+        own_folder(path, linked=True)
         self._lock = Lock(path)
         try:
+            remove_leftovers(path)
             if resume:
                 self._check_same(config)
             else:
@@ -69,8 +79,8 @@ class RunFolder:
                 write_json(path / "config.json", config)
             self.checkpoints = _checkpoints(path)
             with said_plainly(path):
-                self._log = open(path / "run.log", "a", encoding="utf-8")
-                self._metrics = open(path / metrics.NAME, "ab")
+                self._log = open_to_append(path / "run.log")
+                self._metrics = open_to_append(path / metrics.NAME)
         except BaseException:
             self._lock.release()
             raise
@@ -94,7 +104,7 @@ class RunFolder:
 
     def log(self, text: str) -> None:
         with contextlib.suppress(OSError, ValueError):  # a full disk must not hide the reason for stopping
-            self._log.write(f"{time.strftime('%Y-%m-%dT%H:%M:%S')} {text}\n")
+            self._log.write(f"{time.strftime('%Y-%m-%dT%H:%M:%S')} {text}\n".encode(errors="replace"))
             self._log.flush()
 
     def write(self, name: str, value: Any) -> None:
@@ -128,7 +138,7 @@ class RunFolder:
         if b"".join(kept) != content:
             write_atomic(path, b"".join(kept))
             self._metrics.close()
-            self._metrics = open(path, "ab")
+            self._metrics = open_to_append(path)
 
     def _keep_damaged(self, content: bytes) -> str:
         """Named by what it holds: a resume that is cut off here and made again finds its own."""
@@ -142,6 +152,11 @@ class RunFolder:
         with contextlib.suppress(OSError):
             self._log.close()
         self._lock.release()
+
+
+def _of_killed(name: str) -> bool:
+    """Left by a run that was killed as it began."""
+    return name == ".lock" or (name.startswith("config.json.") and is_leftover(name))
 
 
 def _lines(count: int) -> str:

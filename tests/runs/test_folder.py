@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -138,3 +139,31 @@ def test_two_runs_on_one_folder_and_other_versions(tmp_path: Path) -> None:
     said: list[str] = []
     RunFolder(tmp_path, {**CONFIG, "versions": {"torch": "3"}}, resume=True, say=said.append).close()
     assert said == ["this run was started with torch 2, now it is 3: the bits may differ"]
+
+
+@pytest.mark.parametrize("name", [".lock", "run.log", "metrics.jsonl"])
+def test_a_link_in_a_run_folder_is_refused(tmp_path: Path, name: str) -> None:
+    precious = tmp_path / "precious"
+    precious.write_bytes(b"mine")
+    RunFolder(tmp_path / "run", CONFIG, resume=False, say=silent).close()
+    (tmp_path / "run" / name).unlink()
+    (tmp_path / "run" / name).symlink_to(precious)
+    with pytest.raises(BadInput, match=f"{name} is a link"):
+        RunFolder(tmp_path / "run", CONFIG, resume=True, say=silent)
+    assert precious.read_bytes() == b"mine"
+
+
+def test_a_run_folder_of_another_user_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    RunFolder(tmp_path / "run", CONFIG, resume=False, say=silent).close()
+    before = sorted(path.name for path in (tmp_path / "run").iterdir())
+    monkeypatch.setattr(os, "geteuid", lambda: 12345678)
+    with pytest.raises(BadInput, match="belongs to another user"):
+        RunFolder(tmp_path / "run", CONFIG, resume=True, say=silent)
+    assert sorted(path.name for path in (tmp_path / "run").iterdir()) == before
+
+
+def test_a_killed_process_leaves_nothing_in_the_way(tmp_path: Path) -> None:
+    (tmp_path / "config.json.0123abcd.tmp").touch()
+    (tmp_path / ".lock").touch()
+    RunFolder(tmp_path, CONFIG, resume=False, say=silent).close()
+    assert not list(tmp_path.glob("*.tmp"))
