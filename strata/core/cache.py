@@ -37,7 +37,7 @@ def private_folder(name: str) -> Path | None:
         return None
     folder = above / name
     try:
-        above.mkdir(parents=True, exist_ok=True)
+        above.mkdir(mode=0o755, parents=True, exist_ok=True)
         if not _is_safe(above.stat()):
             return None
         with contextlib.suppress(FileExistsError):
