@@ -37,7 +37,9 @@ def private_folder(name: str) -> Path | None:
         return None
     folder = above / name
     try:
-        above.mkdir(parents=True, exist_ok=True)
+        above.mkdir(mode=0o755, parents=True, exist_ok=True)
+        if not _is_safe(above.stat()):
+            return None
         with contextlib.suppress(FileExistsError):
             folder.mkdir(mode=0o700)
         found = os.lstat(folder)
@@ -52,8 +54,23 @@ def private_folder(name: str) -> Path | None:
     return folder
 
 
+def _is_safe(found: os.stat_result) -> bool:
+    """Of the folder above: whether nobody else (but the administrator) can put another folder in our folder's place."""
+    others = found.st_mode & stat.S_IWOTH and not found.st_mode & stat.S_ISVTX
+    return found.st_uid in (os.getuid(), 0) and not others
+
+
 def read(path: Path) -> bytes | None:
     """What `write` wrote; None if there is nothing, or not the user's own, or damaged."""
+    content = read_own(path)
+    if content is None:
+        return None
+    digest, data = content[: _DIGEST + 1], content[_DIGEST + 1 :]
+    return data if digest == _checksum(data) else None
+
+
+def read_own(path: Path) -> bytes | None:
+    """Any file's content; None if there is none that nobody but the user can have written."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
     except OSError:
@@ -63,11 +80,9 @@ def read(path: Path) -> bytes | None:
             found = os.fstat(descriptor)
             if not stat.S_ISREG(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o022:
                 return None
-            content = file.read()
+            return file.read()
     except OSError:
         return None
-    digest, data = content[: _DIGEST + 1], content[_DIGEST + 1 :]
-    return data if digest == _checksum(data) else None
 
 
 def write(path: Path, data: bytes) -> None:
@@ -78,6 +93,8 @@ def write(path: Path, data: bytes) -> None:
             with open(handle, "wb") as file:
                 file.write(_checksum(data))
                 file.write(data)
+                file.flush()
+                os.fsync(file.fileno())  # else a power failure may leave the name without the content
             os.replace(temporary, path)
         except BaseException:
             with contextlib.suppress(OSError):

@@ -1,5 +1,6 @@
 """Files that are whole or not there (written beside their place, flushed to disk, then renamed), that nobody else can
-read, or that one process has for itself. No torch here: a fleet's devices use this before they load it."""
+read, or that one process has for itself. Nothing is written through a symbolic link: who may write to a folder could
+point one at any file of ours. No torch here: a fleet's devices use this before they load it."""
 
 from __future__ import annotations
 
@@ -7,12 +8,17 @@ import contextlib
 import errno
 import json
 import os
+import re
+import secrets
+import stat
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from strata.core.errors import BadInput
 from strata.core.paths import writing_to
+
+_TEMPORARY = re.compile(r"\.[0-9a-f]{8}\.tmp$")
 
 
 class StorageFailed(BadInput):
@@ -48,10 +54,10 @@ def said_plainly(path: Path) -> Iterator[None]:
 
 def write_atomic(path: Path, data: bytes) -> None:
     """After this returns the new content survives a power failure; before, the old one does."""
-    temporary = path.with_name(path.name + ".tmp")
+    temporary = path.with_name(f"{path.name}.{secrets.token_hex(4)}.tmp")
     with said_plainly(path):
         try:
-            with open(temporary, "wb") as file:
+            with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666), "wb") as file:
                 file.write(data)
                 file.flush()
                 os.fsync(file.fileno())
@@ -61,6 +67,64 @@ def write_atomic(path: Path, data: bytes) -> None:
                 temporary.unlink()
             raise
         sync_folder(path.parent)
+
+
+def is_leftover(name: str) -> bool:
+    """Of a process that was killed in `write_atomic`."""
+    return _TEMPORARY.search(name) is not None
+
+
+def remove_leftovers(folder: Path) -> None:
+    """Where no other process writes at the same time."""
+    for path in folder.iterdir():
+        if is_leftover(path.name):
+            with contextlib.suppress(OSError):
+                path.unlink()
+
+
+def open_own(path: Path, flags: int) -> int:
+    """A descriptor of a regular file, made if need be; never of what a symbolic link points to."""
+    try:
+        descriptor = os.open(path, flags | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
+    except OSError as error:
+        if error.errno not in (errno.ELOOP, errno.ENXIO):  # a link; a pipe that nobody reads
+            raise
+        descriptor = -1
+    if descriptor < 0 or not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        if descriptor >= 0:
+            os.close(descriptor)
+        raise BadInput(
+            f"{path} is a link or no ordinary file, and is not written to: remove it, or choose another folder"
+        )
+    return descriptor
+
+
+def open_to_append(path: Path) -> IO[bytes]:
+    return open(open_own(path, os.O_WRONLY | os.O_APPEND), "ab")
+
+
+def own_folder(path: Path, linked: bool = False) -> None:
+    """Made if need be. One that is there has to be this user's: its owner can put anything there, at any time.
+    `linked`: it may be a link to such a folder, where the user named it."""
+    with said_plainly(path):
+        try:
+            path.mkdir(parents=True)
+            return  # whoever a file system says it belongs to
+        except FileExistsError:
+            found = path.stat() if linked else path.lstat()
+    if not stat.S_ISDIR(found.st_mode):
+        raise BadInput(f"{path} is not a folder, or a link to one: remove it, or choose another folder")
+    if found.st_uid != os.geteuid():
+        raise BadInput(f"{path} belongs to another user ({_user(found.st_uid)}): choose a folder of your own")
+
+
+def _user(number: int) -> str:
+    try:
+        import pwd
+
+        return pwd.getpwuid(number).pw_name
+    except (ImportError, KeyError):
+        return f"number {number}"
 
 
 def sync_folder(folder: Path) -> None:
@@ -116,8 +180,8 @@ def take_lock(descriptor: int, wait: bool = False) -> bool:
 def locked(path: Path, otherwise: str | None = None) -> Iterator[None]:
     """One process at a time by this file: the next waits, or is refused with the sentence `otherwise`."""
     with writing_to(path.parent):
-        file = path.open("w")
-    with file:
+        descriptor = open_own(path, os.O_RDWR)
+    with open(descriptor, "r+b") as file:
         if not take_lock(file.fileno(), wait=otherwise is None):
             raise BadInput(otherwise)
         yield
@@ -129,7 +193,7 @@ class Lock:
     def __init__(self, folder: Path) -> None:
         path = folder / ".lock"
         with said_plainly(folder):
-            self._fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+            self._fd = open_own(path, os.O_RDWR)
         if not self._take():
             owner = os.pread(self._fd, 32, 0).decode(errors="replace").strip()
             os.close(self._fd)

@@ -15,6 +15,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
 
+from strata.core.files import open_to_append
+
 GRACE = 15.0  # seconds between asking a process to end and ending it
 LAUNCHER = "STRATA_LAUNCHER"  # in the environment of what `start` starts: the launcher's process id
 PR_SET_PDEATHSIG = 1
@@ -147,7 +149,7 @@ def _end_group() -> None:
 
 def start(command: Sequence[str], environment: Mapping[str, str], log: Path) -> subprocess.Popen[bytes]:
     """Its output in a file, and in a session of its own: Ctrl-C at the terminal reaches us alone, and we decide."""
-    with log.open("ab") as output:
+    with open_to_append(log) as output:
         return subprocess.Popen(
             command,
             env={**environment, LAUNCHER: str(os.getpid())},

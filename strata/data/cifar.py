@@ -43,7 +43,7 @@ class _Dtype:
 class _Array:
     """Stands in for numpy.ndarray; `value` is a real uint8 array once the state has come."""
 
-    value: np.ndarray
+    value: np.ndarray | None = None
 
     def __setstate__(self, state: tuple[Any, ...]) -> None:
         _, shape, dtype, fortran, raw = state
@@ -85,7 +85,10 @@ def read_pickle(path: Path) -> dict[bytes, Any]:
         ) from error
     if not isinstance(content, dict):
         raise BadInput(f"{path} is not a CIFAR file as published (no dictionary in it); fetch the data set again")
-    return {key: value.value if isinstance(value, _Array) else value for key, value in content.items()}
+    found = {key: value.value if isinstance(value, _Array) else value for key, value in content.items()}
+    if any(isinstance(value, _Array) and value.value is None for value in content.values()):
+        raise BadInput(f"{path} is not a CIFAR file as published (an array without content); fetch the data set again")
+    return found
 
 
 def _screen(raw: bytes) -> None:
@@ -150,7 +153,7 @@ def _batch(path: Path, label_key: bytes) -> tuple[np.ndarray, list[int]]:
     data, labels = content.get(b"data"), content.get(label_key)
     if not isinstance(data, np.ndarray) or data.ndim != 2 or data.shape[1] != 3 * 32 * 32:
         raise BadInput(f"{path} has no array of 3x32x32 images; fetch the data set again")
-    if not isinstance(labels, list) or not all(type(label) is int for label in labels):
+    if not isinstance(labels, list) or not all(type(label) is int and 0 <= label < 256 for label in labels):
         raise BadInput(f"{path} has no list of labels under {label_key.decode()!r}; fetch the data set again")
     if len(labels) != len(data):
         raise BadInput(f"{path} has {len(data)} images but {len(labels)} labels; fetch the data set again")
@@ -161,5 +164,7 @@ def _names(path: Path, key: bytes) -> tuple[str, ...]:
     """Names are for reading only; a folder without the meta file still trains."""
     if not path.is_file():
         return ()
-    names = read_pickle(path).get(key, [])
+    names = read_pickle(path).get(key)
+    if not isinstance(names, list):
+        return ()
     return tuple(name.decode("utf-8", "replace") for name in names if isinstance(name, bytes))

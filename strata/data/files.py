@@ -8,14 +8,16 @@ import json
 import os
 import shutil
 import tempfile
+import zipfile
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import numpy as np
 
-from strata.core.errors import BadInput
+from strata.core.errors import BadInput, one_line
 from strata.core.paths import expanded
 
+LARGEST_MEMBER = 4 << 30  # bytes of an array in an archive; ImageNet64's have 1.6 GB
 Arrays = dict[str, np.ndarray]
 Allocate = Callable[[str, tuple[int, ...], type], np.ndarray]  # name, shape, dtype
 
@@ -36,6 +38,22 @@ def read_bytes(path: Path) -> bytes:
         raise BadInput(f"{path} is missing; the data set is incomplete, fetch it again") from None
     except OSError as error:
         raise BadInput(f"{path} cannot be read: {error.strerror}") from error
+
+
+def read_npz(path: Path, names: Iterable[str], what: str, most: int = LARGEST_MEMBER) -> Arrays:
+    """These arrays of an archive, none of which takes more bytes than `most`, whatever it inflates to."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            sizes = {name: archive.getinfo(f"{name}.npy").file_size for name in names}
+        for name, size in sizes.items():
+            if size > most:
+                raise BadInput(f"{path}: {name} has {size} bytes, more than the {most} that are read")
+        with np.load(path, allow_pickle=False) as archive:
+            return {name: archive[name] for name in sizes}
+    except BadInput:
+        raise
+    except Exception as error:  # encrypted, cut short, of another kind, or of a shape that no memory holds
+        raise BadInput(f"{path} is not a whole {what} ({one_line(error)}); fetch the data set again") from error
 
 
 @contextlib.contextmanager

@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Iterable, Sequence
+import threading
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 
-from strata.core.errors import BadInput
+from strata.core.errors import BadInput, one_line
 from strata.data.files import Allocate, Arrays, decoded_once, fingerprint
 from strata.data.images import ImageSet, channel_statistics
 from strata.data.samples import FederatedData
 
+# What Pillow may take a file for, whatever its name: without such a list one that is PostScript starts Ghostscript.
+FORMATS = ("JPEG", "PNG", "BMP", "GIF", "WEBP", "PPM", "TIFF")
+MOST_PIXELS = 32 << 20  # of a picture that is made smaller here, a camera's; some kilobytes may claim far more
+LARGE = 4 << 20  # pixels: above this, one at a time and not one per thread
 ENDINGS = frozenset({".jpeg", ".jpg", ".png", ".bmp", ".gif", ".webp", ".ppm", ".pgm", ".tif", ".tiff"})
 Listing = list[tuple[Path, int]]  # picture, class
 
@@ -39,7 +46,8 @@ def load_tinyimagenet(folder: Path) -> FederatedData:
             raise BadInput(f"{annotations} line {line} does not name a picture and one of the {len(wnids)} classes")
         test.append((folder / "val" / "images" / fields[0], number[fields[1]]))
     mean, std = (0.4802, 0.4481, 0.3975), (0.2770, 0.2691, 0.2821)
-    return _load(folder, "tinyimagenet", train, test, 64, tuple(wnids), "tinyimagenet", (mean, std))
+    most = 16 * 64 * 64  # they are published as 64x64
+    return _load(folder, "tinyimagenet", train, test, 64, tuple(wnids), "tinyimagenet", (mean, std), most)
 
 
 def load_folder(root: Path, size: int | None = None, seed: int = 0) -> FederatedData:
@@ -93,15 +101,10 @@ def _pictures_in(folder: Path) -> list[Path]:
 
 
 def _common_size(paths: Iterable[Path]) -> int:
-    from PIL import Image
-
     sizes: dict[tuple[int, int], Path] = {}
     for path in paths:
-        try:
-            with Image.open(path) as picture:
-                sizes.setdefault(picture.size, path)
-        except (OSError, ValueError, Image.DecompressionBombError) as error:
-            raise BadInput(f"{path} is not a readable picture ({error})") from error
+        with _opened(path, MOST_PIXELS) as picture:
+            sizes.setdefault(picture.size, path)
         if len(sizes) > 1 or picture.size[0] != picture.size[1]:
             raise BadInput(
                 f"the pictures differ in size or are not square ({path.name} is {picture.size[0]}x{picture.size[1]}); "
@@ -112,7 +115,7 @@ def _common_size(paths: Iterable[Path]) -> int:
 
 def _load(
     folder: Path, name: str, train: Listing, test: Listing, size: int, names: tuple[str, ...], augmentation: str,
-    statistics: tuple[tuple[float, ...], tuple[float, ...]] | None,
+    statistics: tuple[tuple[float, ...], tuple[float, ...]] | None, most: int = MOST_PIXELS,
 ) -> FederatedData:  # fmt: skip
     if not train or not test:
         raise BadInput(f"{folder} has {len(train)} training and {len(test)} test pictures; fetch the data set again")
@@ -121,7 +124,7 @@ def _load(
         arrays = {}
         for part, listing in (("train", train), ("test", test)):
             images = allocate(part, (len(listing), 3, size, size), np.uint8)
-            decode_pictures([path for path, _ in listing], images)
+            decode_pictures([path for path, _ in listing], images, most)
             arrays[part] = images
         return arrays
 
@@ -141,20 +144,40 @@ def _load(
     )  # fmt: skip
 
 
-def decode_pictures(paths: Sequence[Path], into: np.ndarray) -> None:
-    """Decode into uint8 [N, 3, size, size], in threads (Pillow lets go of the interpreter while it decodes)."""
+@contextlib.contextmanager
+def _opened(path: Path, most: int) -> Iterator[Any]:
+    """The picture, of which only the header has been read. What Pillow says of it here or later becomes a sentence."""
+    from PIL import Image
+
+    try:
+        with Image.open(path, formats=FORMATS) as picture:
+            width, height = picture.size
+            if width * height > most:
+                raise BadInput(
+                    f"{path} has {width}x{height} pixels, more than the {most} that are read: make it smaller"
+                )
+            yield picture
+    except BadInput:
+        raise
+    except Exception as error:  # of any kind, where a file is broken on purpose
+        raise BadInput(f"{path} is not a readable picture ({one_line(error)}); fetch the data set again") from error
+
+
+def decode_pictures(paths: Sequence[Path], into: np.ndarray, most: int = MOST_PIXELS) -> None:
+    """Decode into uint8 [N, 3, size, size], in threads (Pillow lets go of the interpreter while it decodes). `most`:
+    pixels of a picture as it is stored."""
     from PIL import Image
 
     size = into.shape[-1]
+    one_at_a_time = threading.Lock()
 
     def decode(index: int) -> None:
-        try:
-            with Image.open(paths[index]) as picture:
+        with _opened(paths[index], most) as picture:
+            large = picture.size[0] * picture.size[1] > LARGE
+            with one_at_a_time if large else contextlib.nullcontext():
                 colour = picture.convert("RGB")  # TinyImageNet has grey ones too
-            if colour.size != (size, size):
-                colour = colour.resize((size, size), Image.Resampling.BILINEAR)
-        except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
-            raise BadInput(f"{paths[index]} is not a readable picture ({error}); fetch the data set again") from error
+                if colour.size != (size, size):
+                    colour = colour.resize((size, size), Image.Resampling.BILINEAR)
         into[index] = np.asarray(colour).transpose(2, 0, 1)
 
     with ThreadPoolExecutor(max_workers=min(8, os.cpu_count() or 1)) as pool:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import zipfile
-import zlib
 from pathlib import Path
 
 import numpy as np
 import torch
 
 from strata.core.errors import BadInput
-from strata.data.files import Allocate, Arrays, decoded_once, fingerprint, first_existing
+from strata.data.files import Allocate, Arrays, decoded_once, fingerprint, first_existing, read_npz
 from strata.data.images import ImageSet
 from strata.data.samples import FederatedData
 
@@ -73,11 +71,7 @@ def load_imagenet64(folder: Path) -> FederatedData:
 
 
 def _member(path: Path, name: str) -> np.ndarray:
-    try:
-        with np.load(path, allow_pickle=False) as archive:
-            array: np.ndarray = archive[name]
-    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error) as error:
-        raise BadInput(f"{path} is not a whole ImageNet64 batch ({error}); fetch the data set again") from error
+    array = read_npz(path, (name,), "ImageNet64 batch")[name]
     if name == "labels" and (array.ndim != 1 or not np.issubdtype(array.dtype, np.integer)):
         raise BadInput(f"{path}: labels should be a list of whole numbers, not {array.dtype} {array.shape}")
     return array

@@ -9,13 +9,12 @@ from __future__ import annotations
 import json
 from pathlib import Path
 from typing import Any
-from zipfile import BadZipFile
 
 import numpy as np
 import torch
 
 from strata.core.errors import BadInput
-from strata.data.files import Allocate, Arrays, decoded_once, fingerprint, first_existing
+from strata.data.files import Allocate, Arrays, decoded_once, fingerprint, first_existing, read_npz
 from strata.data.images import ImageSet, grey_to_rgb, resize_bilinear
 from strata.data.samples import FederatedData
 
@@ -97,12 +96,12 @@ def _decode(paths: list[Path], part: str, allocate: Allocate) -> Arrays:
 
 def _decode_one_file(path: Path, allocate: Allocate) -> Arrays:
     """The same arrays; within a writer, images in the file's order."""
-    try:
-        with np.load(path, allow_pickle=False) as file:
-            pixels, labels, writers, of_test = (file[name] for name in ("x", "y", "writer", "is_test"))
-    except (OSError, ValueError, KeyError, BadZipFile) as error:
-        raise BadInput(f"{path} should hold the arrays x, y, writer and is_test ({error})") from error
-    rows = len(pixels)
+    pixels, labels, writers, of_test = read_npz(
+        path, ("x", "y", "writer", "is_test"), "FEMNIST: it should hold the arrays x, y, writer and is_test"
+    ).values()
+    if any(one.dtype.kind not in "iub" for one in (labels, writers, of_test)) or labels.dtype.kind == "b":
+        raise BadInput(f"{path} should hold y, writer and is_test as whole numbers")
+    rows = len(pixels) if pixels.ndim else 0
     if (
         pixels.dtype != np.uint8
         or pixels.shape[1:] != (28, 28)
@@ -127,19 +126,25 @@ def _user_data(path: Path, content: Any) -> list[tuple[str, Any]]:
         users, counts, data = content["users"], content["num_samples"], content["user_data"]
         rows = [(user, data[user]) for user in users]
         given = [len(samples["y"]) for _, samples in rows]
+        same = given == list(counts)
     except (KeyError, TypeError) as error:
         raise BadInput(f"{path} is not in LEAF's form: users, num_samples, user_data with x and y each") from error
-    if given != list(counts):
+    if not same:
         raise BadInput(f"{path}: num_samples does not agree with user_data; run LEAF's preprocessing again")
     return rows
 
 
 def _samples(path: Path, writer: str, samples: Any) -> tuple[np.ndarray, np.ndarray]:
     try:
-        pixels = np.array(samples["x"], dtype=np.float64).reshape(-1, 28, 28)
-        labels = np.array(samples["y"], dtype=np.int64).reshape(-1)
+        given, targets = np.array(samples["x"]), samples["y"]
+        if given.size and given.dtype.kind not in "fiu":
+            raise TypeError(f"pixels of {given.dtype}")
+        pixels = given.astype(np.float64).reshape(-1, 28, 28)
     except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise BadInput(f"{path}: the samples of writer {writer} are not lists of 784 numbers with labels") from error
+    if not isinstance(targets, list) or not all(type(label) is int and 0 <= label < CLASSES for label in targets):
+        raise BadInput(f"{path}: writer {writer} has labels that are not whole numbers within 0 to {CLASSES - 1}")
+    labels = np.array(targets, dtype=np.int64)
     if len(pixels) != len(labels):
         raise BadInput(f"{path}: writer {writer} has {len(pixels)} images but {len(labels)} labels")
     if not bool(((pixels >= 0) & (pixels <= 1)).all()):

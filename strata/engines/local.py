@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from strata.core.errors import BadInput, one_line
+from strata.core.importing import child_command, child_path
 from strata.core.processes import parent_of
 from strata.engines import wire
 from strata.engines.base import EngineFailed, Outcome, Program, time_limit
@@ -180,9 +181,8 @@ class LocalEngine:
         """Does not wait until the program is ready: that time is the caller's."""
         ours, theirs = socket.socketpair()
         threads = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
-        path = os.pathsep.join(entry or os.getcwd() for entry in sys.path)
-        environment = {**os.environ, **threads, "PYTHONPATH": path, IN_WORKER: "1"}
-        command = [sys.executable, "-m", "strata.engines.fork_server", str(theirs.fileno()), str(os.getpid())]
+        environment = {**os.environ, **threads, "PYTHONPATH": child_path(), IN_WORKER: "1"}
+        command = child_command("strata.engines.fork_server", str(theirs.fileno()), str(os.getpid()))
         self._process = subprocess.Popen(  # a session of its own: Ctrl-C is for the server alone
             command, pass_fds=[theirs.fileno()], env=environment, stdin=subprocess.DEVNULL, start_new_session=True
         )

@@ -31,7 +31,7 @@ class CellResult:
 
     @cached_property
     def accuracies(self) -> list[float]:
-        return [100 * value for value in self._numbers("accuracy")]
+        return [100 * value for value in self.numbers("accuracy")]
 
     @property
     def mean(self) -> float:
@@ -57,7 +57,7 @@ class CellResult:
     @property
     def peak_bytes(self) -> int:
         """Of the largest device, as measured in training."""
-        return int(max(self._numbers("peak_bytes")))
+        return int(max(self.numbers("peak_bytes")))
 
     @property
     def bn(self) -> str:
@@ -78,7 +78,7 @@ class CellResult:
         """Per seed, one record a round."""
         return [read_metrics(folder) for folder in self.folders]
 
-    def _numbers(self, key: str) -> list[float]:
+    def numbers(self, key: str) -> list[float]:
         both = zip(self.folders, self.summaries, strict=True)
         return [read_number(folder / "summary.json", summary, key) for folder, summary in both]
 

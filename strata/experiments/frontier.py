@@ -96,9 +96,9 @@ def _table(panel: Panel, found: Found) -> Table:
 def _columns(one: CellResult | None) -> tuple[str, ...]:
     if one is None:
         return ("–",) * 6
-    upload, training = (max(summary[key] for summary in one.summaries) for key in ("upload_bytes", "train_flops"))
+    upload, training = (max(one.numbers(key)) for key in ("upload_bytes", "train_flops"))
     work = f"{training / 1e12:.3g} TFLOP"
-    return str(one), show_bytes(one.peak_bytes), show_bytes(upload), work, str(one.rounds), str(one.seeds)
+    return str(one), show_bytes(one.peak_bytes), show_bytes(round(upload)), work, str(one.rounds), str(one.seeds)
 
 
 def _about() -> Sequence[str]:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import selectors
 import subprocess
-import sys
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -15,6 +15,7 @@ from typing import IO
 
 from strata.core.errors import BadInput
 from strata.core.files import read_json, said_plainly
+from strata.core.importing import child_command, child_path
 from strata.core.paths import expanded
 from strata.core.processes import end_or_kill, sigterm_as_ctrl_c
 from strata.core.settings import differences
@@ -77,7 +78,8 @@ class _Worker:
 
     def __post_init__(self) -> None:
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "strata.experiments.run_process"],
+            child_command("strata.experiments.run_process"),
+            env={**os.environ, "PYTHONPATH": child_path()},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self.log,

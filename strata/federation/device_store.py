@@ -15,7 +15,7 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from strata.core.errors import BadInput, one_line
-from strata.core.files import said_plainly, write_atomic
+from strata.core.files import own_folder, write_atomic
 
 _NAME = re.compile(r"round-(\d{8})\.safetensors")
 
@@ -41,8 +41,8 @@ class DeviceStore:
 
     def write(self, device: int, round: int, tensors: Mapping[str, Tensor]) -> None:
         file = self._file(device, round)
-        with said_plainly(file):
-            file.parent.mkdir(parents=True, exist_ok=True)
+        own_folder(self._folder)
+        own_folder(file.parent)
         write_atomic(file, save({name: tensor.contiguous() for name, tensor in tensors.items()}))
         needed = [number for number in self._rounds(device) if number < self._oldest()]
         for number in needed[:-1]:

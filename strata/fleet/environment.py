@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 import os
 import shutil
-import sys
 import sysconfig
 from pathlib import Path
 
@@ -41,13 +40,10 @@ def environment(home: Path) -> dict[str, str]:
     for program in ("flwr-serverapp", "flwr-clientapp"):  # of this Python, never another's on PATH
         if shutil.which(program, path=scripts) is None:
             raise BadInput(f"there is no {program} in {scripts}: pip install 'strata-fl[flower]' with this Python")
-    # Models of the user are importable from the current folder, as with `strata run`.
-    paths = [os.getcwd(), *env.get("PYTHONPATH", "").split(os.pathsep), str(Path(__file__).parents[2])]
+    # Not the current folder: a file of any name there would run. A model of the user's is found there all the same.
+    paths = [*env.get("PYTHONPATH", "").split(os.pathsep), str(Path(__file__).parents[2])]
     env["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(path for path in paths if path))
+    env["PYTHONSAFEPATH"] = "1"  # for processes that Flower's own start, too
     for name in ("NO_PROXY", "no_proxy"):  # a proxy cannot reach this machine's own ports
         env[name] = ",".join(dict.fromkeys([*filter(None, env.get(name, "").split(",")), *LOCAL]))
     return env
-
-
-def python(module: str, *arguments: str) -> list[str]:
-    return [sys.executable, "-m", module, *arguments]

@@ -71,7 +71,7 @@ def _find(name: str) -> Callable[..., object]:
 def _call(name: str, make: Callable[..., object], classes: int | None) -> nn.Module:
     try:
         model = make(num_classes=classes) if classes is not None and _takes_classes(make) else make()
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise BadInput(f"calling {name!r} to make the model raised {one_line(error, kind=True)}") from error
     if not isinstance(model, nn.Module):
         raise BadInput(f"{name!r} must return a torch.nn.Module, not {type(model).__name__}")

@@ -11,6 +11,7 @@ import os
 import subprocess
 import sys
 
+from strata.core.importing import child_path
 from strata.core.processes import status_bytes
 
 # One heap, and every block from 64 KiB on returned to the kernel when it is freed: what a process holds is then what it
@@ -30,8 +31,8 @@ print(json.dumps(resident_bytes()))
 def start_measuring() -> subprocess.Popen[str]:
     """Begins in the background; `runtime_bytes` collects the answer."""
     return subprocess.Popen(
-        [sys.executable, "-c", _CHILD], env=child_environment(), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
-        text=True,
+        [sys.executable, "-P", "-c", _CHILD], env=child_environment(),
+        stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
     )  # fmt: skip
 
 
@@ -53,8 +54,7 @@ def stop_measuring(child: subprocess.Popen[str]) -> None:
 
 def child_environment() -> dict[str, str]:
     """The parent's, with one thread and no hoarding, able to import what the parent can."""
-    path = os.pathsep.join(entry or os.getcwd() for entry in sys.path)
-    return {**os.environ, **ENVIRONMENT, "PYTHONPATH": path}
+    return {**os.environ, **ENVIRONMENT, "PYTHONPATH": child_path()}
 
 
 def give_back_memory() -> bool:

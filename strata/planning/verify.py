@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
+from strata.core.importing import child_command
 from strata.planning.runtime import child_environment
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ def verify(plan: Plan, model: str, classes: int | None, hard_cap: bool = False) 
         "steps": steps,
     }  # fmt: skip
     child = subprocess.Popen(
-        [sys.executable, "-m", "strata.planning.trials"], env=child_environment(), text=True,
+        child_command("strata.planning.trials"), env=child_environment(), text=True,
         stdin=subprocess.PIPE, stdout=subprocess.PIPE,
     )  # fmt: skip
     try:

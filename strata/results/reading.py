@@ -14,6 +14,8 @@ from strata.results.appearance import place_of
 
 DEEPEST = 8  # levels below a given folder in which runs are looked for; strata experiment puts them eight below --out
 LARGEST = 256 << 20  # bytes of a file that is read
+PARTIAL = "partial"  # in a summary: lines of metrics.jsonl were lost, and these are of the rounds that are left
+SUMS = ("upload_bytes", "download_bytes", "train_flops", "peak_bytes", "dropped", "seconds")
 LARGEST_NUMBER = 1e100  # nothing a run counts comes near; sums and squares of such numbers are still finite
 
 
@@ -135,6 +137,8 @@ def read_run(path: Path, name: str | None = None) -> RecordedRun:
     problems: list[str] = []
     plan, summary = (_optional(path / file, problems) for file in ("plan.json", "summary.json"))
     records = tuple(_records(path / "metrics.jsonl", problems))
+    if summary is not None and PARTIAL in summary:
+        problems.append(f"lines of metrics.jsonl were lost: the sums are of {len(records)} rounds only")
     name = clean(path.name) if name is None else name
     return RecordedRun(path, name, mapping(config), mapping(plan), records, summary, tuple(map(clean, problems)))
 
@@ -174,7 +178,11 @@ def read_object(path: Path) -> dict[str, Any]:
 
 
 def read_number(path: Path, values: Mapping[str, Any], key: str) -> float:
-    """Of the values that `path` holds: one that must be there."""
+    """Of the values that `path` holds: one that must be there, and of all rounds."""
+    if PARTIAL in values and key in SUMS:
+        raise BadInput(
+            f"{path} has {key} of some rounds only, because lines of its metrics.jsonl were lost: run it again"
+        )
     found = number(values.get(key))
     if found is None:
         raise BadInput(f"{path} is not as Strata writes it: it holds no number {key}")

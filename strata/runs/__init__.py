@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from strata.runs.callbacks import Callback, EarlyStop, KeepBest, StopRun
     from strata.runs.config import RunConfig, RunOptions
-    from strata.runs.folder import read_metrics
+    from strata.runs.metrics import read_metrics
     from strata.runs.running import run
     from strata.runs.session import Result
 
@@ -20,7 +20,7 @@ _ROOMS = {
     "Result": "session",
     "RunConfig": "config",
     "RunOptions": "config",
-    "read_metrics": "folder",
+    "read_metrics": "metrics",
     "run": "running",
 }
 

@@ -19,7 +19,7 @@ from safetensors.torch import load as parse_tensors
 from safetensors.torch import save as dump_tensors
 
 from strata.core.errors import BadInput, one_line
-from strata.core.files import said_plainly, write_atomic
+from strata.core.files import is_leftover, own_folder, write_atomic
 from strata.federation.held_layers import Holdings
 from strata.federation.state import FederationState
 
@@ -33,8 +33,7 @@ class Checkpoints:
         self.folder = folder
 
     def save(self, state: FederationState) -> None:
-        with said_plainly(self.folder):
-            self.folder.mkdir(exist_ok=True)
+        own_folder(self.folder)
         tensors = {f"state/{name}": tensor.contiguous() for name, tensor in state.tensors.items()}
         tensors |= {f"slot/{name}": tensor.contiguous() for name, tensor in state.slots.items()}
         tensors |= {f"held/{name}": torch.from_numpy(array.copy()) for name, array in state.holdings.arrays().items()}
@@ -105,6 +104,6 @@ class Checkpoints:
         """Removes all but the newest checkpoints, and what a killed process left half-written."""
         keep = {f"round-{round:08d}" for round in self.rounds()[:KEPT]}
         for path in self.folder.iterdir():
-            if path.name.startswith("round-") and (path.suffix == ".tmp" or path.stem not in keep):
+            if path.name.startswith("round-") and (is_leftover(path.name) or path.stem not in keep):
                 with contextlib.suppress(OSError):
                     path.unlink()

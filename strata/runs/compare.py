@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from strata.core.errors import BadInput
-from strata.core.files import Lock, read_object, said_plainly, write_json
+from strata.core.files import Lock, is_leftover, own_folder, read_object, remove_leftovers, said_plainly, write_json
 from strata.core.settings import differences
 from strata.methods import method_class
 from strata.runs.config import RunConfig, of_some_methods
@@ -18,7 +18,6 @@ from strata.runs.launch import Resources, launch
 from strata.runs.progress import display
 
 FILE = "compare.json"
-LEFTOVERS = {".lock", f"{FILE}.tmp"}  # of a comparison that was killed as it began
 
 
 def compare(
@@ -70,11 +69,16 @@ def _folder(out: Path, entry: Entry, config: RunConfig) -> Path:
     return out / entry.folder / f"seed-{config.course.seed}"
 
 
+def _of_killed(name: str) -> bool:
+    """Left by a comparison that was killed as it began."""
+    return name == ".lock" or (name.startswith(f"{FILE}.") and is_leftover(name))
+
+
 def _check_folder(out: Path, config: RunConfig, configs: Mapping[Path, RunConfig]) -> None:
     """A new folder, or one of the same comparison, perhaps of other methods or fewer seeds."""
     with said_plainly(out):
         ours = (out / FILE).exists()
-        others = not ours and out.is_dir() and any(child.name not in LEFTOVERS for child in out.iterdir())
+        others = not ours and out.is_dir() and not all(_of_killed(child.name) for child in out.iterdir())
     if others:
         raise BadInput(f"{out} is not empty and holds no comparison: choose a new or empty folder")
     if not ours:
@@ -98,10 +102,10 @@ def _claimed(
 ) -> Iterator[None]:
     """The folder is this comparison's, and no other process's. It leaves no trace if it is refused at its first run."""
     ours = not out.exists()
-    with said_plainly(out):
-        out.mkdir(parents=True, exist_ok=True)
+    own_folder(out, linked=True)
     lock = Lock(out)
     try:
+        remove_leftovers(out)
         _check_folder(out, config, configs)  # another may have begun meanwhile
         write_json(out / FILE, {**extent, "request": config.to_json()})
         try:

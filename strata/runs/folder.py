@@ -24,26 +24,31 @@ from torch import Tensor
 
 from strata import __version__
 from strata.core.errors import BadInput
-from strata.core.files import Lock, read_object, said_plainly, write_json
+from strata.core.files import (
+    Lock,
+    is_leftover,
+    open_to_append,
+    own_folder,
+    read_object,
+    remove_leftovers,
+    said_plainly,
+    write_atomic,
+    write_json,
+)
 from strata.core.processor import processor_name
 from strata.core.settings import differences, settings_of
 from strata.data.objectives import Classification
 from strata.execution.execution import Execution
+from strata.runs import metrics
 from strata.runs.allowance import OVER
 from strata.runs.checkpoints import Checkpoints
+from strata.runs.metrics import EPSILON, METRIC_KEYS, VALIDATION
 from strata.training.settings import cross_entropy
 
 if TYPE_CHECKING:
     from strata.data import FederatedData, Partition
     from strata.methods import Method
     from strata.training import LocalTraining
-
-METRIC_KEYS = (
-    "round", "step", "lr", "train_loss", "accuracy", "upload_bytes", "download_bytes", "train_flops", "peak_bytes",
-    "devices", "dropped", "seconds",
-)  # fmt: skip
-EPSILON = "epsilon"  # one key more under differential privacy
-VALIDATION = "validation_accuracy"  # and where a callback judges by a validation split
 
 
 class RunFolder:
@@ -61,12 +66,12 @@ class RunFolder:
                 raise BadInput(f"there is no run to resume in {path}")
             if path.exists() and not path.is_dir():
                 raise BadInput(f"{path} is not a folder: choose another place for the run")
-            leftovers = {".lock", "config.json.tmp"}  # of a run that was killed as it began
-            if not resume and path.is_dir() and any(child.name not in leftovers for child in path.iterdir()):
+            if not resume and path.is_dir() and not all(_of_killed(child.name) for child in path.iterdir()):
                 raise BadInput(f"{path} is not empty and holds no run: choose a new or empty folder")
-            path.mkdir(parents=True, exist_ok=True)
+        own_folder(path, linked=True)
         self._lock = Lock(path)
         try:
+            remove_leftovers(path)
             if resume:
                 self._check_same(config)
             else:
@@ -74,8 +79,8 @@ class RunFolder:
                 write_json(path / "config.json", config)
             self.checkpoints = _checkpoints(path)
             with said_plainly(path):
-                self._log = open(path / "run.log", "a", encoding="utf-8")
-                self._metrics = open(path / "metrics.jsonl", "ab")
+                self._log = open_to_append(path / "run.log")
+                self._metrics = open_to_append(path / metrics.NAME)
         except BaseException:
             self._lock.release()
             raise
@@ -99,7 +104,7 @@ class RunFolder:
 
     def log(self, text: str) -> None:
         with contextlib.suppress(OSError, ValueError):  # a full disk must not hide the reason for stopping
-            self._log.write(f"{time.strftime('%Y-%m-%dT%H:%M:%S')} {text}\n")
+            self._log.write(f"{time.strftime('%Y-%m-%dT%H:%M:%S')} {text}\n".encode(errors="replace"))
             self._log.flush()
 
     def write(self, name: str, value: Any) -> None:
@@ -107,34 +112,39 @@ class RunFolder:
 
     def append(self, record: Mapping[str, Any]) -> None:
         assert tuple(key for key in record if key not in (EPSILON, VALIDATION, OVER)) == METRIC_KEYS
-        with said_plainly(self.path / "metrics.jsonl"):
+        with said_plainly(self.path / metrics.NAME):
             self._metrics.write(json.dumps(record, allow_nan=False).encode() + b"\n")
             self._metrics.flush()
 
     def sync(self) -> None:
         """Before a checkpoint: the lines of its rounds must be on disk first."""
-        with said_plainly(self.path / "metrics.jsonl"):
+        with said_plainly(self.path / metrics.NAME):
             os.fsync(self._metrics.fileno())
 
     def truncate_metrics(self, rounds: int) -> None:
-        """Keeps the lines of rounds below `rounds`, also after a gap: what was lost once is no reason to lose more."""
-        path = self.path / "metrics.jsonl"
-        end = kept = 0
-        last = -1
-        for line in path.read_bytes().splitlines(keepends=True):
-            try:
-                round = json.loads(line)["round"]
-                if not line.endswith(b"\n") or not last < round < rounds:
-                    break
-            except (ValueError, KeyError, TypeError):
-                break
-            last = round
-            end += len(line)
-            kept += 1
-        if kept < rounds:
-            self.say(f"metrics.jsonl holds only {kept} of {rounds} rounds: the lines of the others are lost")
-        with said_plainly(path):
-            os.truncate(path, end)
+        """Keeps every readable line of rounds below `rounds`, also after a gap or a damaged line: what was lost once is
+        no reason to lose more. Of a damaged file a copy stays beside it."""
+        path = self.path / metrics.NAME
+        content = path.read_bytes()
+        lines, damaged = metrics.readable(content)
+        kept = [line.content for line in lines if line.round < rounds]
+        if damaged:
+            self.say(
+                f"{_lines(damaged)} of {path.name} cannot be read: the file as it was is kept as "
+                f"{self._keep_damaged(content)}"
+            )
+        if len(kept) < rounds:
+            self.say(f"{path.name} holds only {len(kept)} of {rounds} rounds: the lines of the others are lost")
+        if b"".join(kept) != content:
+            write_atomic(path, b"".join(kept))
+            self._metrics.close()
+            self._metrics = open_to_append(path)
+
+    def _keep_damaged(self, content: bytes) -> str:
+        """Named by what it holds: a resume that is cut off here and made again finds its own."""
+        path = self.path / f"metrics.damaged-{hashlib.sha256(content).hexdigest()[:8]}.jsonl"
+        write_atomic(path, content)
+        return path.name
 
     def close(self) -> None:
         with contextlib.suppress(OSError):
@@ -142,6 +152,15 @@ class RunFolder:
         with contextlib.suppress(OSError):
             self._log.close()
         self._lock.release()
+
+
+def _of_killed(name: str) -> bool:
+    """Left by a run that was killed as it began."""
+    return name == ".lock" or (name.startswith("config.json.") and is_leftover(name))
+
+
+def _lines(count: int) -> str:
+    return "1 line" if count == 1 else f"{count} lines"
 
 
 def refuse_used(path: Path, resume: str | None = None) -> None:
@@ -166,16 +185,6 @@ def _checkpoints(path: Path) -> Checkpoints:
 def has_checkpoint(path: Path) -> bool:
     """False: a run here, even a resumed one, begins with the model's own weights."""
     return bool(_checkpoints(path).rounds())
-
-
-def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """The records of a run folder; a last line that was cut off is left out."""
-    file = path / "metrics.jsonl"
-    try:
-        lines = file.read_bytes().splitlines(keepends=True)
-        return [json.loads(line) for line in lines if line.endswith(b"\n")]
-    except (OSError, ValueError) as error:
-        raise BadInput(f"cannot read {file}: {error}") from error
 
 
 # --- what config.json says ---------------------------------------------------------------------------------------

@@ -74,6 +74,16 @@ def test_a_file_that_others_may_write_is_not_believed() -> None:
     assert cache.read(path) is None
 
 
+def test_a_folder_that_another_user_could_exchange_is_not_used(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    above = home / "shared"
+    above.mkdir()
+    monkeypatch.setenv("STRATA_CACHE", str(above))
+    above.chmod(0o777)
+    assert cache.private_folder("kernels") is None
+    above.chmod(0o1777)  # as /tmp: nobody can rename what is another's
+    assert cache.private_folder("kernels") == above / "kernels"
+
+
 def test_links_are_not_followed(home: Path) -> None:
     folder = folder_of("lessons")
     cache.write(folder / "a", b"content")

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import gzip
+import json
 import os
 import pickle
 import struct
+import zipfile
+import zlib
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,6 +19,8 @@ from PIL import Image
 from strata.core.errors import BadInput
 from strata.data import load
 from strata.data.cifar import read_pickle
+from strata.data.files import read_npz
+from strata.data.folders import decode_pictures, load_folder
 from strata.data.idx import read_idx
 from strata.data.images import resize_bilinear
 from tests.data import published
@@ -123,6 +129,11 @@ def test_cifar_that_does_not_add_up(tmp_path):
         load("cifar10", tmp_path)
     (folder / "data_batch_2").write_bytes(write({b"labels": [1, 11], b"data": np.zeros((2, 3072), np.uint8)}))
     with pytest.raises(BadInput, match="labels run from 0 to 11"):
+        load("cifar10", tmp_path)
+    huge = write({b"labels": [1, 77], b"data": np.zeros((2, 3072), np.uint8)})
+    assert huge.count(b"K\x4d") == 1
+    (folder / "data_batch_2").write_bytes(huge.replace(b"K\x4d", b"\x8a\x09" + (2**70).to_bytes(9, "little")))
+    with pytest.raises(BadInput, match="has no list of labels"):
         load("cifar10", tmp_path)
     (folder / "data_batch_2").write_bytes(write({b"labels": [1, 2], b"data": np.zeros((2, 3071), np.uint8)}))
     with pytest.raises(BadInput, match="3x32x32"):
@@ -295,6 +306,52 @@ def _picture(path, colour, size=(8, 8)) -> None:
     Image.new("RGB", size, colour).save(path)
 
 
+POSTSCRIPT = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 8 8\n%%EndComments\nshowpage\n%%EOF\n"
+
+
+def _claimed(width: int, height: int, bits: int) -> bytes:
+    """A grey PNG of a few bytes that says it is this large."""
+    header = struct.pack(">2I5B", width, height, bits, 0, 0, 0, 0)
+    made = b"\x89PNG\r\n\x1a\n"
+    for kind, body in ((b"IHDR", header), (b"IDAT", zlib.compress(b"")), (b"IEND", b"")):
+        made += struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
+    return made
+
+
+@pytest.mark.parametrize("size", [8, None])
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (POSTSCRIPT, "cat.png is not a readable picture"),
+        (_claimed(9000, 9000, bits=1), "cat.png has 9000x9000 pixels, more than the 33554432 that are read"),
+        (_claimed(100_000, 100_000, bits=1), "cat.png is not a readable picture"),  # Pillow's own limit
+        (_claimed(64, 64, bits=8), "cat.png is not a readable picture|differ in size"),
+    ],
+)
+def test_a_picture_that_is_another_thing_or_claims_too_much(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: bytes, message: str, size: int | None
+) -> None:
+    from PIL import EpsImagePlugin
+
+    started: list[object] = []
+    monkeypatch.setattr(EpsImagePlugin, "Ghostscript", lambda *arguments: started.append(arguments))
+    for kind in ("ants", "bees"):
+        for number in range(2):
+            _picture(tmp_path / kind / f"{number}.png", (number, 0, 0))
+    (tmp_path / "bees" / "cat.png").write_bytes(content)
+    with pytest.raises(BadInput, match=message):
+        load_folder(tmp_path, size)
+    assert not started
+
+
+def test_published_pictures_are_no_larger_than_published(tmp_path: Path) -> None:
+    _picture(tmp_path / "a.png", (1, 2, 3), size=(300, 300))
+    into = np.empty((1, 3, 64, 64), dtype=np.uint8)
+    decode_pictures([tmp_path / "a.png"], into)
+    with pytest.raises(BadInput, match="300x300 pixels, more than the 65536"):
+        decode_pictures([tmp_path / "a.png"], into, 16 * 64 * 64)
+
+
 def test_a_picture_whose_name_is_not_utf_8(tmp_path):
     for kind in ("cat", "dog"):
         for number in range(2):
@@ -363,3 +420,89 @@ def test_broken_imagenet64(tmp_path):
     (folder / "train_data_batch_2.npz").unlink()
     with pytest.raises(BadInput, match="a batch is missing"):
         load("imagenet64", tmp_path)
+
+
+# --- values that no data set has -------------------------------------------------------------------------------------
+
+
+def test_an_array_without_its_state_is_refused(tmp_path: Path) -> None:
+    hollow = b"\x80\x02}U\x04datacnumpy.core.multiarray\n_reconstruct\n(cnumpy\nndarray\nK\x00U\x01btRs."
+    (tmp_path / "hollow").write_bytes(hollow)
+    with pytest.raises(BadInput, match="array without content"):
+        read_pickle(tmp_path / "hollow")
+
+
+def _npz(path: Path, **arrays: np.ndarray) -> Path:
+    np.savez(path, **arrays)
+    return path
+
+
+def test_encrypted_absurd_and_other_archives_are_refused(tmp_path: Path) -> None:
+    path = _npz(tmp_path / "a.npz", y=np.arange(4))
+    assert read_npz(path, ("y",), "test")["y"].tolist() == [0, 1, 2, 3]
+    whole = bytearray(path.read_bytes())
+    encrypted = whole.copy()
+    encrypted[6] |= 1  # in the file's own header, and in the list at the end
+    encrypted[whole.rindex(b"PK\x01\x02") + 8] |= 1
+    large = whole.copy()
+    large[whole.rindex(b"PK\x01\x02") + 24 :][:4] = b"\xff\xff\xff\xfe"
+    huge = tmp_path / "huge.npz"
+    with zipfile.ZipFile(huge, "w") as archive:
+        header = b"{'descr': '<i8', 'fortran_order': False, 'shape': (1152921504606846975,), }\n"
+        archive.writestr("y.npy", b"\x93NUMPY\x01\x00" + struct.pack("<H", len(header)) + header)
+    np.save(tmp_path / "array.npy", np.arange(4))
+    for name, content in (
+        ("encrypted", bytes(encrypted)),
+        ("array", (tmp_path / "array.npy").read_bytes()),
+        ("half", bytes(whole[: len(whole) // 2])),
+        ("huge", huge.read_bytes()),
+        ("nothing", b""),
+    ):
+        (tmp_path / f"{name}.npz").write_bytes(content)
+        with pytest.raises(BadInput, match=f"{name}.npz is not a whole test"):
+            read_npz(tmp_path / f"{name}.npz", ("y",), "test")
+    with pytest.raises(BadInput, match="a.npz is not a whole test"):
+        read_npz(path, ("x",), "test")
+    with pytest.raises(BadInput, match="a.npz: y has 160 bytes, more than"):
+        read_npz(path, ("y",), "test", most=100)
+
+
+LEAF = {"users": ["w"], "num_samples": [1], "user_data": {"w": {"x": [[0.5] * 784], "y": [1]}}}
+
+
+@pytest.mark.parametrize("label", [1.9, True, "1", None, 2**70, -1, 62, [1], {}])
+def test_labels_of_leaf_are_whole_numbers(tmp_path: Path, label: object) -> None:
+    _leaf(tmp_path, {**LEAF, "user_data": {"w": {"x": [[0.5] * 784], "y": [label]}}})
+    with pytest.raises(BadInput, match="labels that are not whole numbers within 0 to 61"):
+        load("femnist", tmp_path)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"num_samples": 1}, {"users": 5}, {"users": [["w"]]}, {"user_data": []}, {"user_data": {"w": {"x": [], "y": 3}}}],
+)
+def test_lists_of_leaf_that_are_none(tmp_path: Path, change: dict[str, object]) -> None:
+    _leaf(tmp_path, {**LEAF, **change})
+    with pytest.raises(BadInput, match="not in LEAF's form"):
+        load("femnist", tmp_path)
+
+
+def test_pixels_of_leaf_are_numbers(tmp_path: Path) -> None:
+    _leaf(tmp_path, {**LEAF, "user_data": {"w": {"x": [["0.5"] * 784], "y": [1]}}})
+    with pytest.raises(BadInput, match="not lists of 784 numbers"):
+        load("femnist", tmp_path)
+
+
+def _leaf(root: Path, content: object) -> None:
+    for part in ("train", "test"):
+        (root / part).mkdir()
+        (root / part / "all.json").write_text(json.dumps(content))
+
+
+@pytest.mark.parametrize("name", ["y", "writer", "is_test"])
+def test_columns_of_the_one_file_are_whole_numbers(tmp_path: Path, name: str) -> None:
+    columns = {key: np.array([0, 1]) for key in ("y", "writer", "is_test")}
+    columns[name] = np.array([0, 1.9])
+    _npz(tmp_path / "femnist_leaf.npz", x=np.zeros((2, 28, 28), dtype=np.uint8), **columns)
+    with pytest.raises(BadInput, match="whole numbers"):
+        load("femnist", tmp_path)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -241,9 +242,29 @@ def marked(mark: str) -> list[int]:
     return found
 
 
+def listening(pids: list[int]) -> set[str]:
+    """The addresses, as /proc says them, on which these processes take connections."""
+    sockets = set()
+    for pid in pids:
+        for descriptor in Path(f"/proc/{pid}/fd").glob("*"):
+            with contextlib.suppress(OSError):
+                sockets.add(os.readlink(descriptor))
+    found = set()
+    for table in ("tcp", "tcp6"):
+        for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
+            fields = line.split()
+            if fields[3] == "0A" and f"socket:[{fields[9]}]" in sockets:
+                found.add(fields[1].split(":")[0])
+    return found
+
+
+LOOPBACK = {"0100007F", "0000000000000000FFFF00000100007F", "00000000000000000000000001000000"}
+
+
 def test_without_an_address_a_cluster_is_started_and_ended_and_a_run_may_change_its_engine(tmp_path: Path) -> None:
     mark, digits = f"STRATA_TEST={tmp_path}", [*DIGITS, "--rounds", "12"]
     nowhere = {"RAY_ADDRESS": "127.0.0.1:1", "STRATA_TEST": str(tmp_path)}  # it does not go where others point
+    (tmp_path / "safetensors.py").write_text("raise RuntimeError('the current folder is no place for packages')")
     own = subprocess.Popen(
         [sys.executable, "-m", "strata", *digits, "--engine", "ray", "--workers", "1", "--out", "two"], cwd=tmp_path,
         env={**os.environ, **nowhere, "PYTHONPATH": str(Path(__file__).parents[2])}, stdout=subprocess.PIPE,
@@ -251,6 +272,7 @@ def test_without_an_address_a_cluster_is_started_and_ended_and_a_run_may_change_
     )  # fmt: skip
     assert eventually(lambda: (tmp_path / "two/metrics.jsonl").exists() or own.poll() is not None, 300)
     assert own.poll() is None and len(marked(mark)) > 3, own.communicate()[1]
+    assert LOOPBACK >= listening(marked(mark)) != set()  # nobody else can reach it
     os.killpg(own.pid, signal.SIGINT)  # as a terminal does
     assert own.communicate(timeout=300)[0] == "" and own.returncode == 130
     assert eventually(lambda: not marked(mark), 120)

@@ -23,7 +23,7 @@ from strata.graph import ChannelGraph
 from strata.methods import create
 from strata.runs import run
 from strata.runs.config import RunConfig
-from strata.runs.folder import METRIC_KEYS
+from strata.runs.metrics import METRIC_KEYS
 from strata.training import calibration_indices, reestimated
 from tests.federation import tiny
 from tests.federation.tiny import bits, tiny_run
@@ -99,6 +99,11 @@ def test_the_ledger_forgets_nothing(tmp_path: Path) -> None:
     assert first.releases == 3 and again.releases == Ledger(tmp_path).releases == 4
     (tmp_path / "privacy.jsonl").write_bytes((tmp_path / "privacy.jsonl").read_bytes() + b'{"ro')  # killed as it wrote
     assert Ledger(tmp_path).releases == 5
+    path = tmp_path / "privacy.jsonl"
+    content = path.read_bytes()
+    for damage in ((b"\n", b"J"), (b"{", b"z")):  # a flipped bit hides no release
+        path.write_bytes(content.replace(*damage, 1))
+        assert Ledger(tmp_path).releases == 5
 
 
 # --- runs ----------------------------------------------------------------------------------------------------------

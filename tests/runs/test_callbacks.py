@@ -15,7 +15,7 @@ import strata
 from strata.core.errors import BadInput
 from strata.runs import session
 from strata.runs.callbacks import Callback, EarlyStop, Evaluated, KeepBest, RunInfo, StopRun, score_of
-from strata.runs.folder import METRIC_KEYS
+from strata.runs.metrics import METRIC_KEYS
 from strata.runs.session import Result
 from tests.federation import tiny
 from tests.federation.tiny import bits, tiny_run

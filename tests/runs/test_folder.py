@@ -1,12 +1,14 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
 
 from strata.core.errors import BadInput
-from strata.runs.folder import METRIC_KEYS, RunFolder, read_metrics
+from strata.runs.folder import RunFolder
+from strata.runs.metrics import METRIC_KEYS, read_metrics
 
 CONFIG = {"settings": {"rounds": 3, "method": {"name": "slt"}}, "versions": {"torch": "2"}}
 
@@ -16,7 +18,7 @@ def silent(text: str) -> None:
 
 
 def record(round: int) -> dict:
-    return {**dict.fromkeys(METRIC_KEYS, 0), "round": round}
+    return {**dict.fromkeys(METRIC_KEYS, 0), "round": round, "devices": [], "dropped": []}
 
 
 def test_lines_after_the_checkpoint_are_removed(tmp_path: Path) -> None:
@@ -56,6 +58,56 @@ def test_what_comes_after_a_gap_is_kept(tmp_path: Path) -> None:
     assert said == ["metrics.jsonl holds only 4 of 7 rounds: the lines of the others are lost"]
 
 
+DAMAGE = {
+    "a key": (b'"upload_bytes"', b'"upload_cytes"'),
+    "a bracket": (b'{"round": 3', b'{"roun d": 3'),
+    "a number's type": (b'"peak_bytes": 0', b'"peak_bytes": "'),
+    "the round, lower": (b'"round": 3', b'"round": 1'),
+    "the round, higher": (b'"round": 3', b'"round": 7'),
+    "the round, a fraction": (b'"round": 3', b'"round": 3.0'),
+    "no object": (b"{", b"["),
+    "too deep": (b"{", b"[" * 100_000),
+    "not UTF-8": (b'"seconds"', b'"second\xf3"'),
+}
+
+
+@pytest.mark.parametrize("kind", DAMAGE)
+def test_one_damaged_line_costs_no_other(tmp_path: Path, kind: str) -> None:
+    said: list[str] = []
+    folder = RunFolder(tmp_path, CONFIG, resume=False, say=said.append)
+    for round in range(8):
+        folder.append(record(round))
+    path = tmp_path / "metrics.jsonl"
+    lines = path.read_bytes().splitlines(keepends=True)
+    lines[3] = lines[3].replace(*DAMAGE[kind], 1)
+    damaged = b"".join(lines)
+    path.write_bytes(damaged)
+    with pytest.raises(BadInput, match="is damaged: 1 of its lines cannot be read, 7 can"):
+        read_metrics(tmp_path)
+    folder.truncate_metrics(7)
+    folder.append(record(7))  # the round is run again, and its line goes into the new file
+    folder.close()
+    assert [one["round"] for one in read_metrics(tmp_path)] == [0, 1, 2, 4, 5, 6, 7]
+    (kept,) = tmp_path.glob("metrics.damaged-*.jsonl")
+    assert kept.read_bytes() == damaged
+    assert said == [
+        f"1 line of metrics.jsonl cannot be read: the file as it was is kept as {kept.name}",
+        "metrics.jsonl holds only 6 of 7 rounds: the lines of the others are lost",
+    ]
+
+
+def test_a_lost_line_break_costs_the_two_lines_it_parted(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path, CONFIG, resume=False, say=lambda text: None)
+    for round in range(5):
+        folder.append(record(round))
+    path = tmp_path / "metrics.jsonl"
+    content = path.read_bytes()
+    path.write_bytes(content.replace(b"\n", b"*", 2).replace(b"*", b"\n", 1)[:-1])  # the second one, and the last
+    folder.truncate_metrics(5)
+    folder.close()
+    assert [one["round"] for one in read_metrics(tmp_path)] == [0, 3, 4]
+
+
 def test_refusals_leave_everything_as_it_was(tmp_path: Path) -> None:
     RunFolder(tmp_path / "run", CONFIG, resume=False, say=silent).close()
     before = (tmp_path / "run" / "config.json").read_bytes()
@@ -87,3 +139,31 @@ def test_two_runs_on_one_folder_and_other_versions(tmp_path: Path) -> None:
     said: list[str] = []
     RunFolder(tmp_path, {**CONFIG, "versions": {"torch": "3"}}, resume=True, say=said.append).close()
     assert said == ["this run was started with torch 2, now it is 3: the bits may differ"]
+
+
+@pytest.mark.parametrize("name", [".lock", "run.log", "metrics.jsonl"])
+def test_a_link_in_a_run_folder_is_refused(tmp_path: Path, name: str) -> None:
+    precious = tmp_path / "precious"
+    precious.write_bytes(b"mine")
+    RunFolder(tmp_path / "run", CONFIG, resume=False, say=silent).close()
+    (tmp_path / "run" / name).unlink()
+    (tmp_path / "run" / name).symlink_to(precious)
+    with pytest.raises(BadInput, match=f"{name} is a link"):
+        RunFolder(tmp_path / "run", CONFIG, resume=True, say=silent)
+    assert precious.read_bytes() == b"mine"
+
+
+def test_a_run_folder_of_another_user_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    RunFolder(tmp_path / "run", CONFIG, resume=False, say=silent).close()
+    before = sorted(path.name for path in (tmp_path / "run").iterdir())
+    monkeypatch.setattr(os, "geteuid", lambda: 12345678)
+    with pytest.raises(BadInput, match="belongs to another user"):
+        RunFolder(tmp_path / "run", CONFIG, resume=True, say=silent)
+    assert sorted(path.name for path in (tmp_path / "run").iterdir()) == before
+
+
+def test_a_killed_process_leaves_nothing_in_the_way(tmp_path: Path) -> None:
+    (tmp_path / "config.json.0123abcd.tmp").touch()
+    (tmp_path / ".lock").touch()
+    RunFolder(tmp_path, CONFIG, resume=False, say=silent).close()
+    assert not list(tmp_path.glob("*.tmp"))

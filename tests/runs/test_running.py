@@ -3,6 +3,7 @@ from __future__ import annotations
 import copy
 import json
 import os
+import shutil
 import signal
 from pathlib import Path
 from typing import Any
@@ -17,8 +18,9 @@ from strata.data import from_indices, iid
 from strata.federation import RoundFailed, ServerOptimizer
 from strata.methods import SLT
 from strata.planning import plan
+from strata.results.reading import read_number, read_run
 from strata.runs import run, session
-from strata.runs.folder import METRIC_KEYS
+from strata.runs.metrics import METRIC_KEYS
 from strata.training import COHORT, WIDEST, LocalTraining
 from tests.federation import tiny
 from tests.federation.tiny import bits, tiny_run
@@ -79,6 +81,22 @@ def test_the_model_file_is_the_evaluated_model_in_the_plain_module_at_any_batch(
 def test_the_number_of_workers_changes_no_bit(reference: Path, tmp_path: Path, workers: int) -> None:
     tiny_run(tmp_path / "run", workers=workers)
     assert bits(tmp_path / "run") == bits(reference)
+
+
+def test_sums_over_lost_lines_are_marked(reference: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    shutil.copytree(reference, out)
+    whole = json.loads((out / "summary.json").read_text())
+    (out / "summary.json").unlink()
+    lines = (out / "metrics.jsonl").read_bytes().splitlines(keepends=True)
+    (out / "metrics.jsonl").write_bytes(b"".join([lines[0].replace(b"{", b"z"), *lines[1:]]))
+    result = tiny_run(out, resume=True)
+    assert result.summary["partial"] == {"recorded_rounds": len(lines) - 1, "rounds": len(lines)}
+    assert result.summary["upload_bytes"] == whole["upload_bytes"] - json.loads(lines[0])["upload_bytes"]
+    assert "partial" not in whole and result.summary["model_sha256"] == whole["model_sha256"]
+    assert any("the sums are of" in problem for problem in read_run(out).problems)
+    with pytest.raises(BadInput, match="of some rounds only"):
+        read_number(out / "summary.json", result.summary, "upload_bytes")
 
 
 class Stop(Exception):

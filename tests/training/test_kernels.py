@@ -169,6 +169,32 @@ def test_without_a_cache_they_are_built_for_the_process(tmp_path: Path, monkeypa
         kernels.library.library.cache_clear()
 
 
+@needs_compiler
+def test_a_damaged_or_planted_library_is_built_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Loading half of one would end this process with SIGBUS."""
+    monkeypatch.setattr(kernels.library, "FLAGS", ("-O0", *kernels.library.FLAGS[1:]))  # sooner
+    monkeypatch.setenv("STRATA_CACHE", str(tmp_path / "cache"))
+
+    def content() -> bytes:
+        kernels.library.library.cache_clear()
+        assert kernels.available()
+        (path,) = (tmp_path / "cache" / "kernels").iterdir()
+        return path.read_bytes()
+
+    try:
+        whole = content()
+        (path,) = (tmp_path / "cache" / "kernels").iterdir()
+        for damaged in (whole[: len(whole) // 2], whole[:5000] + b"?" + whole[5001:], whole[:-32], b""):
+            path.unlink()  # it is mapped here
+            path.write_bytes(damaged)
+            assert not kernels.library._is_whole(path)
+        assert content() == whole
+        path.chmod(0o777)  # others may write
+        assert not kernels.library._is_whole(path)
+    finally:
+        kernels.library.library.cache_clear()
+
+
 def test_who_is_told_to_use_them_says_why_there_are_none(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kernels.library, "library", lambda: "a reason")
     training = LocalTraining(kernels=True)

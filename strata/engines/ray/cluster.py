@@ -9,6 +9,7 @@ import os
 import signal
 import socket
 import warnings
+from collections.abc import Iterator
 from typing import Any
 
 from strata.core.errors import BadInput, one_line
@@ -16,6 +17,8 @@ from strata.core.processes import handlers_kept
 from strata.engines.base import EngineFailed
 from strata.engines.ray import Ray, host_and_port
 
+LOOPBACK = "127.0.0.1"
+NO_CLUSTERS = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"  # "0" in a process's environment: this machine alone
 ANSWER_SECONDS = 10.0
 START_TRIES = 3  # Ray gives each of its own processes 30 seconds, which a busy machine can exceed
 QUIET = {  # read when Ray is imported, and by all that it starts
@@ -83,7 +86,14 @@ class ClusterConnection:
         for left in reversed(range(START_TRIES)):
             # "local": also where RAY_ADDRESS or a file of a cluster long gone (ray_current_cluster) names another
             try:
-                self.ray.init(address="local", num_cpus=cpus, include_dashboard=False, **self._common)
+                with _on_loopback():
+                    self.ray.init(
+                        address="local",
+                        num_cpus=cpus,
+                        include_dashboard=False,
+                        _node_ip_address=LOOPBACK,
+                        **self._common,
+                    )
                 return
             except Exception as error:  # a machine so busy that Ray's own time limits pass, for one
                 self.ray.shutdown()
@@ -110,7 +120,35 @@ class ClusterConnection:
 
     @property
     def _common(self) -> dict[str, Any]:
-        return {"log_to_driver": False, "logging_level": logging.ERROR}
+        return {"log_to_driver": False, "logging_level": logging.ERROR, "job_config": _without_current_folder()}
+
+
+@contextlib.contextmanager
+def _on_loopback() -> Iterator[None]:
+    """A cluster that is started here listens on this machine's own address only: whoever reaches one can run code.
+    Ray turns 127.0.0.1 into the machine's outer address, except where it makes no clusters (macOS and Windows)."""
+    from ray._private import ray_constants
+
+    makes_clusters = ray_constants.ENABLE_RAY_CLUSTER
+    ray_constants.ENABLE_RAY_CLUSTER = False
+    os.environ[NO_CLUSTERS] = "0"  # for the processes that Ray starts
+    try:
+        yield
+    finally:
+        ray_constants.ENABLE_RAY_CLUSTER = makes_clusters
+        del os.environ[NO_CLUSTERS]
+
+
+def _without_current_folder() -> Any:
+    """Ray puts the current folder first where its workers look for modules, unless a job brings its own folder; any
+    file there would take the place of an installed package. Workers are told where to look by us."""
+    from ray.job_config import JobConfig
+
+    class OwnPlaces(JobConfig):  # type: ignore[misc]
+        def _runtime_env_has_working_dir(self) -> bool:
+            return True
+
+    return OwnPlaces()
 
 
 def _resolved(address: str) -> tuple[str, int]:

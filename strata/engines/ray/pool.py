@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 from strata.core.errors import BadInput
+from strata.core.importing import child_path
 from strata.engines import wire
 from strata.engines.base import EngineFailed, Program
 from strata.engines.ray.cluster import ClusterConnection
@@ -55,7 +55,7 @@ class Pool:
         self._sent: dict[str, Any] = {}  # digest -> reference: what travelled because a node did not have it
         self._loaded: dict[str, Any] = {}  # node -> reference, or None where loading failed
         self._actor = self._ray.remote(Worker).options(num_cpus=1, num_gpus=gpus, scheduling_strategy="SPREAD")
-        self._paths = [os.path.abspath(path) for path in sys.path]
+        self._paths = child_path().split(os.pathsep)
         self._looked = float("-inf")
         self._died_young = 0
 

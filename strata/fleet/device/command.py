@@ -9,11 +9,12 @@ from pathlib import Path
 
 from strata.core.errors import BadInput
 from strata.core.files import locked
+from strata.core.importing import child_command
 from strata.core.paths import writing_to
 from strata.core.processes import Stopped, end, last_lines, start, stopped_by_signals
 from strata.fleet.app_processes import new_secret
 from strata.fleet.device.supernode import POLL
-from strata.fleet.environment import environment, python
+from strata.fleet.environment import environment
 from strata.fleet.flower_patches import CONNECTED
 from strata.fleet.protocol.settings import DeviceSettings
 from strata.fleet.security.addresses import Address, Unreachable, free_port, need_loopback, need_server
@@ -132,7 +133,7 @@ def _unknown(name: str, server: Address) -> str:
 
 
 def _command(settings: DeviceSettings, server: Address, keys: DeviceKeys | None) -> list[str]:
-    command = python(
+    command = child_command(
         "strata.fleet.device.supernode",
         "--superlink",
         str(server),

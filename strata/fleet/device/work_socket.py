@@ -15,7 +15,6 @@ import os
 import socket
 import stat
 import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
@@ -23,7 +22,8 @@ from pathlib import Path
 from typing import Any
 
 from strata.core.errors import BadInput
-from strata.core.files import locked
+from strata.core.files import locked, open_to_append
+from strata.core.importing import child_command
 from strata.fleet.protocol.settings import DeviceSettings
 
 LENGTH = 8
@@ -79,15 +79,9 @@ def _start(settings: DeviceSettings, path: Path, owner: int) -> socket.socket:
     from strata.planning.runtime import child_environment  # one thread, one heap
 
     ours, theirs = socket.socketpair()
-    with ours, theirs, open(log_file(settings), "ab") as log:
-        command = [
-            sys.executable,
-            "-m",
-            "strata.fleet.device.work_process",
-            str(theirs.fileno()),
-            str(path),
-            str(owner),
-        ]
+    with ours, theirs, open_to_append(log_file(settings)) as log:
+        arguments = (str(theirs.fileno()), str(path), str(owner))
+        command = child_command("strata.fleet.device.work_process", *arguments)
         child = subprocess.Popen(
             command,
             pass_fds=[theirs.fileno()],

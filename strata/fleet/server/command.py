@@ -10,10 +10,11 @@ from pathlib import Path
 
 from strata.core.errors import BadInput
 from strata.core.files import locked
+from strata.core.importing import child_command
 from strata.core.paths import writing_to
 from strata.core.processes import Stopped, end, last_lines, start, stopped_by_signals, wait_until
 from strata.fleet.app_processes import new_secret
-from strata.fleet.environment import environment, python
+from strata.fleet.environment import environment
 from strata.fleet.security.addresses import Address, Unreachable, need_free, need_loopback, need_server
 from strata.fleet.security.keys import KeyFolder
 from strata.fleet.server.admission import Admission
@@ -76,7 +77,7 @@ class _Failed(Exception):
 
 
 def _command(address: Address, folder: KeyFolder | None, data_dir: Path | None, secret: Path) -> list[str]:
-    command = python(
+    command = child_command(
         "strata.fleet.server.superlink",
         "--host",
         address.host,
