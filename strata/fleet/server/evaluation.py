@@ -22,6 +22,7 @@ from strata.federation.checking import is_count
 from strata.federation.jobs import EvaluateJob, FinishJob, StatisticsJob
 from strata.fleet.pooled_statistics import pooled
 from strata.fleet.protocol import codec
+from strata.fleet.protocol.failures import sentence
 from strata.fleet.server.messages import plain
 from strata.training.evaluation import EvaluatedBatch
 from strata.training.statistics import CALIBRATION_IMAGES
@@ -156,7 +157,7 @@ class DeviceEvaluation:
                     if answer.packet is None:
                         raise codec.Malformed(answer.error)
                     if answer.packet.meta.get("what") == "failure":
-                        raise codec.Malformed(plain(answer.packet.meta.get("reason")))
+                        raise codec.Malformed(sentence(answer.packet.meta.get("kind")))
                     if answer.packet.meta.get("token") != token:
                         raise codec.Malformed("answered another message")
                     found[number] = read(answer.packet, device)

@@ -13,6 +13,7 @@ from strata.core.errors import BadInput, one_line
 from strata.data import AUGMENTATIONS
 from strata.federation.checking import is_count
 from strata.fleet.protocol import codec
+from strata.fleet.protocol.failures import sentence
 from strata.fleet.protocol.settings import NAME
 from strata.fleet.server.messages import Answer, Messenger, names, plain
 
@@ -160,7 +161,7 @@ class ConnectedDevices:
                 raise codec.Malformed(answer.error)
             meta = answer.packet.meta
             if meta.get("what") == "failure":
-                raise codec.Malformed(plain(meta.get("reason")))
+                raise codec.Malformed(sentence(meta.get("kind")))
             device = Device.of(node, meta)
         except Exception as error:
             told = isinstance(error, codec.Malformed)
