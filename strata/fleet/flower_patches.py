@@ -1,6 +1,7 @@
-"""All that Strata changes inside Flower (1.41): six names, what stands there instead, and why Flower's own will not do.
+"""All that Strata changes inside Flower (1.41): nine names, what stands there instead, and why Flower's own will not do.
 
     patch_server   for the process of the SuperLink (server/superlink.py)
+    patch_app      for the process of the server app (server/server_app.py)
     patch_device   for the process of the SuperNode (device/supernode.py)
 
 Nowhere else is Flower changed. tests/fleet/test_flower_patches.py holds each of these names, with all that the patches
@@ -21,7 +22,7 @@ from typing import Any
 from strata.fleet.app_bundle import bundle
 from strata.fleet.security.connection_guard import ConnectionGuard
 
-MOST_OBJECTS = 1024  # of a device's answer, each at most connection_guard.LARGEST; Flower sends arrays in 5 MiB pieces
+MOST_OBJECTS = 1024  # of a device's answer, each at most connection_guard.LARGEST_OF_DEVICES
 CONNECTED = "strata: connected"  # the device's launcher waits for this line
 REFUSED = "this device runs Strata's own app and no other"
 
@@ -50,6 +51,11 @@ def patch_server(token: str | None, told: Told) -> None:
         patch.apply()
 
 
+def patch_app() -> None:
+    for patch in app_patches():
+        patch.apply()
+
+
 def patch_device(poll: float, told: Told) -> None:
     """`poll`: seconds between two questions for work."""
     for patch in device_patches(poll, told):
@@ -63,6 +69,16 @@ def server_patches(token: str | None, told: Told) -> tuple[Patch, ...]:
         Patch("flwr.superlink.servicer.fleet.fleet_handlers", "push_messages", within_bounds),
         Patch("flwr.superlink.extensions", "get_middleware", functools.partial(guarded, token=token)),
         Patch("uvicorn", "run", without_access_log),
+    )
+
+
+def app_patches() -> tuple[Patch, ...]:
+    """Flower's fetching and putting together of answers. Why: it takes whatever they become (server/answer_size.py)."""
+    from strata.fleet.server import answer_size
+
+    return (
+        Patch("flwr.superlink.grid.http_grid", "pull_objects", answer_size.counted),
+        Patch("flwr.superlink.grid.http_grid", "inflate_object_from_contents", answer_size.bounded),
     )
 
 

@@ -32,6 +32,9 @@ DIGESTS = {
     "flwr.superlink.extensions.get_middleware": "37012f4eb789b63f",
     "flwr.superlink.main._get_middleware": "acdbc2dce1520f8f",  # asks the former, and puts it first
     "flwr.supercore.inflatable.inflatable_object.iterate_object_tree": "34c0fe845619356a",
+    "flwr.superlink.grid.http_grid.pull_objects": "31bb2de46b450e6a",
+    "flwr.superlink.grid.http_grid.inflate_object_from_contents": "93b98a2ea3f35c4f",
+    "flwr.superlink.grid.http_grid.HttpGrid.pull_messages": "67a5266a5a2ed515",  # calls both, one message after the other
     f"{DEVICE}.start_client_internal": "9e89a6eb68fbec68",  # the loop: three seconds between two questions
     f"{DEVICE}._pull_and_store_message": "eaf5d0e36dc34e4c",
     f"{DEVICE}._insert_message": "a0c6f4605e993f04",
@@ -64,7 +67,11 @@ PRIVATE = {
     "flwr.supercore.control": {"ControlHttpClient"},
     "flwr.supercore.error": {"ApiErrorCode", "FlowerError"},
     "flwr.supercore.fab": {"Fab"},
-    "flwr.supercore.inflatable.inflatable_object": {"iterate_object_tree"},
+    "flwr.supercore.inflatable.inflatable_object": {
+        "get_object_body",
+        "get_object_head_values_from_object_content",
+        "iterate_object_tree",
+    },
     "flwr.supercore.interceptors": {"RuntimeVersionHttpInterceptor", "SuperExecAuthHttpInterceptor"},
     "flwr.supercore.primitives.asymmetric": {"public_key_to_bytes"},
     "flwr.supercore.run": {"RunNotRunningException"},
@@ -80,6 +87,8 @@ HERE = Path(strata.__file__).parent
 def found(path: str) -> Any:
     module, _, name = path.rpartition(".")
     try:
+        if module.endswith(".HttpGrid"):
+            return getattr(found(module), name)
         return getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError):
         pytest.fail(f"Flower has no {path} any more: see what fleet/flower_patches.py needs it for")
@@ -98,7 +107,11 @@ def test_it_is_called_where_the_replacement_stands(module: str) -> None:
 
 
 def test_every_patch_is_of_something_that_is_looked_at() -> None:
-    patches = (*flower_patches.server_patches("token", print), *flower_patches.device_patches(1.0, print))
+    patches = (
+        *flower_patches.server_patches("token", print),
+        *flower_patches.app_patches(),
+        *flower_patches.device_patches(1.0, print),
+    )
     others = {"uvicorn.run", f"{DEVICE}.time"}  # not Flower's own: see below
     assert {f"{patch.module}.{patch.name}" for patch in patches} <= {*DIGESTS, *others}
     for patch in patches:

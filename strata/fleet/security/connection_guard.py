@@ -19,11 +19,13 @@ import json
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
+DEVICES = "/v1/fleet/"
 CONTROL = frozenset(
     f"/v1/control/{call}"
     for call in ("start-run", "stop-run", "list-runs", "stream-logs", "list-nodes", "register-node", "unregister-node")
 )
-LARGEST = 16 << 20  # bytes of a request; Flower sends arrays in pieces of 5 MiB, and takes bundles of at most 10
+LARGEST = 16 << 20  # bytes of a request; Flower takes bundles of at most 10 MiB
+LARGEST_OF_DEVICES = 6 << 20  # of theirs; Flower sends arrays in pieces of 5 MiB
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -48,12 +50,12 @@ class ConnectionGuard:
         try:
             body = await _body(scope, receive)
         except TooLarge:
-            return await _refuse(send, 413, f"A request has at most {LARGEST} bytes.")
+            return await _refuse(send, 413, f"This request has at most {_largest(scope)} bytes.")
         return None if body is None else await self.app(scope, _with(body, receive), send)
 
     def admits(self, scope: Scope) -> bool:
         path = str(scope["path"])
-        if path == "/health" or path.startswith("/v1/fleet/"):
+        if path == "/health" or path.startswith(DEVICES):
             return True
         if path in CONTROL:
             return self.token is None or self._shows_token(scope)
@@ -69,10 +71,15 @@ class TooLarge(Exception):
     pass
 
 
+def _largest(scope: Scope) -> int:
+    return LARGEST_OF_DEVICES if str(scope["path"]).startswith(DEVICES) else LARGEST
+
+
 async def _body(scope: Scope, receive: Receive) -> bytes | None:
     """The whole of it; None: the client has gone. It is counted even where a length is announced."""
+    largest = _largest(scope)
     announced = [value for name, value in scope["headers"] if name == b"content-length"]
-    if any(value.isdigit() and int(value) > LARGEST for value in announced):
+    if any(value.isdigit() and int(value) > largest for value in announced):
         raise TooLarge
     body = bytearray()
     more = True
@@ -81,7 +88,7 @@ async def _body(scope: Scope, receive: Receive) -> bytes | None:
         if message["type"] == "http.disconnect":
             return None
         body += message.get("body", b"")
-        if len(body) > LARGEST:
+        if len(body) > largest:
             raise TooLarge
         more = message.get("more_body", False)
     return bytes(body)

@@ -161,7 +161,7 @@ class FlowerEngine:
             },
             {name: task.cut.extract_one(name, state[name]) for name in task.cut.shapes if frozen.get(name) not in held},
         )
-        id = self.messenger.send(device.node, "train", data, task.round, left)
+        id = self.messenger.send(device.node, "train", data, task.round, left, due_bytes(task.cut, state))
         if id is None:
             return "the server could not send its task"
         asked[id] = mine
@@ -286,10 +286,15 @@ def _read(mine: SentTask, answer: Answer, state: Mapping[str, Tensor]) -> tuple[
         return Outcome(index, update_of(meta, {})), ""
     if meta.get("token") != mine.token:
         return Outcome(index, None, "answered another message"), ""
-    due = sum(state[name].element_size() * math.prod(task.cut.shapes[name]) for name in task.cut.trained)
+    due = due_bytes(task.cut, state)
     if len(answer.packet.body) != due:  # said before it is copied: it may be anything that Flower carries
         return Outcome(index, None, f"sent {len(answer.packet.body)} bytes of tensors, not {due}"), ""
     return Outcome(index, update_of(meta, answer.packet.tensors())), ""
+
+
+def due_bytes(cut: Cut, state: Mapping[str, Tensor]) -> int:
+    """Of the update: what the cut trains."""
+    return sum(state[name].element_size() * math.prod(cut.shapes[name]) for name in cut.trained)
 
 
 def update_of(meta: Mapping[str, Any], tensors: dict[str, Tensor]) -> Update:

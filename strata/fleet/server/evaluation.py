@@ -144,7 +144,8 @@ class DeviceEvaluation:
             token = secrets.token_hex(16)
             left = None if until == math.inf else max(0.001, until - time.monotonic())
             said = {"what": what, "model": engine.model, "token": token, "training": engine.training, "deadline": left}
-            id = engine.messenger.send(device.node, what, codec.encode({**said, **meta}, tensors), 0, left)
+            due = sum(tensors[name].nbytes for name in self._graph.buffer_names if name in tensors)
+            id = engine.messenger.send(device.node, what, codec.encode({**said, **meta}, tensors), 0, left, due)
             if id is not None:
                 asked[id] = (number, device, token)
         found: dict[int, Any] = {}
