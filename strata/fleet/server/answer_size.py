@@ -1,7 +1,7 @@
 """What a device's answer may become in the server app's memory: no more than its task can have.
 
-Flower puts an answer together from objects, and an array names its chunks in a list: one chunk of 5 MiB, named a thousand
-times, becomes 5 GB. So what is fetched is counted as it comes, and what the list would make of it before it is made.
+Flower puts an answer together from objects, and an array names its chunks in a list: one chunk of 5 MiB, named a
+thousand times, becomes 5 GB. So what is fetched is counted as it comes, and what the list would make of it in advance.
 An answer of Strata's is one array of bytes (protocol/envelope.py), so nothing else is put together at all.
 """
 
@@ -37,7 +37,9 @@ def at_most(size: int) -> Iterator[None]:
 def counted(pull_objects: Callable[..., dict[str, bytes]]) -> Callable[..., dict[str, bytes]]:
     """Flower's fetching of an answer's objects, given up as soon as they are too many bytes."""
 
-    def pull_counted(object_ids: Sequence[str], pull_object_fn: Callable[[str], bytes], **more: Any) -> dict[str, bytes]:
+    def pull_counted(
+        object_ids: Sequence[str], pull_object_fn: Callable[[str], bytes], **more: Any
+    ) -> dict[str, bytes]:
         most = _most.get()
         fetched, lock = 0, threading.Lock()
 
