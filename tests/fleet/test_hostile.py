@@ -149,6 +149,17 @@ def test_a_device_that_no_longer_fits_does_not_take_a_name_over(tmp_path: Path) 
     assert not connected.devices and "install the same version" in said[-1]
 
 
+def test_a_name_is_that_of_the_key(tmp_path: Path) -> None:
+    """c's key is registered, and it says that it is a, who is away."""
+    said: list[str] = []
+    grid = Grid({7: device(prepared(tmp_path, "a")), 8: device(prepared(tmp_path, "b", 1))})
+    grid.names = {7: "c", 8: "b"}
+    connected = ConnectedDevices(Messenger(grid), "resnet20", said.append)  # type: ignore[arg-type]
+    connected.gather(1, 30.0)
+    assert list(connected.devices) == ["b"]
+    assert any("it calls itself a, and its key is that of c: start it with --name c" in text for text in said)
+
+
 def test_with_differential_privacy_devices_keep_their_level(tmp_path: Path) -> None:
     grid = Grid({7: lying(prepared(tmp_path, "a"), "train", lambda *_: failure("memory"))})
     levels = Assignment((16, 24), (1,))

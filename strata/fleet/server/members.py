@@ -188,6 +188,9 @@ class ConnectedDevices:
 
     def _objection(self, device: Device) -> str | None:
         name = device.name
+        registered = self._messenger.registered_name(device.node)
+        if registered and registered != name:
+            return f"it calls itself {name}, and its key is that of {registered}: start it with --name {registered}"
         if self.allowed is not None and name not in self.allowed:
             return f"{name} was not there when the run began; it can take part in the next one"
         if (reason := self.misfit(device)) is not None:

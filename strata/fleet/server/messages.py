@@ -55,16 +55,20 @@ class Messenger:
     def __init__(self, grid: Grid) -> None:
         self._grid = grid
         self.open: dict[str, SentMessage] = {}
-        self._nodes: set[int] = set()
+        self._nodes: dict[int, str] = {}  # and the name that each one's key is registered under, if any
         self._looked = float("-inf")
         self._in_vain = 0.0  # seconds that the last look spent on messages without an answer
 
     def nodes(self, now: bool = False) -> set[int]:
         """Who is connected, as of a moment ago."""
         if now or time.monotonic() - self._looked > LOOK:
-            self._nodes = set(self._grid.get_node_ids())
+            self._nodes = {int(node.node_id): str(node.name) for node in self._grid.get_nodes()}
             self._looked = time.monotonic()
-        return self._nodes
+        return set(self._nodes)
+
+    def registered_name(self, node: int) -> str:
+        """Of the key that it proved to have; empty on a plain-text server, which knows no keys."""
+        return self._nodes.get(node, "")
 
     def send(
         self, node: int, what: str, data: bytes, round: int = 0, deadline: float | None = None, due: int = 0
