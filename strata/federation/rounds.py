@@ -54,6 +54,7 @@ class RoundSettings:
     largest_loss: float = LARGEST_LOSS  # that is believed of a device
     store: DeviceStore | None = None  # where devices keep what the method wants them to keep
     norms: NormStatistics | None = None  # batch norms with fixed statistics; None: there are none
+    most_counted: int | None = None  # samples of a device that count; None: as many as it says
 
     def __post_init__(self) -> None:
         if self.per_round < 1:
@@ -72,6 +73,10 @@ class RoundSettings:
     def rate(self) -> float:
         """The chance of each device in a round, the same throughout a run (only differential privacy samples so)."""
         return self.per_round / self.fleet.devices
+
+    def counted(self, samples: int) -> int:
+        """In weighted means and in the record: no device is worth more than a few others, whatever it says it has."""
+        return samples if self.most_counted is None else min(samples, self.most_counted)
 
     @property
     def needed(self) -> int:
@@ -196,7 +201,7 @@ def _attempt(
             tally.dropped[device] = excuse
             count_download(task)
             if excuse.startswith("late"):  # it worked, in vain
-                tally.train_flops += flops(task) * len(settings.partition[device]) * settings.epochs
+                tally.train_flops += flops(task) * settings.counted(len(settings.partition[device])) * settings.epochs
     tally.asked |= cuts
     for job, outcome in _answers(engine, jobs, settings, state):
         task, update = job.task, outcome.result
@@ -206,18 +211,19 @@ def _attempt(
             update, task, state.tensors, settings.norm_bound, len(job.samples), settings.largest_loss
         )
         if outcome.reason is None:  # whatever came, the device worked and sent
-            tally.train_flops += flops(task) * len(job.samples) * settings.epochs
+            tally.train_flops += flops(task) * settings.counted(len(job.samples)) * settings.epochs
             tally.upload_bytes += trained_bytes(task.cut)
         if reason is not None:
             tally.dropped[task.device] = reason
             log(f"round {round}, device {task.device}: {reason}" + (f"\n{outcome.detail}" if outcome.detail else ""))
             continue
-        mean.add(task.cut, update.tensors, float(update.samples) if settings.weighted else 1.0)
+        samples = settings.counted(update.samples)
+        mean.add(task.cut, update.tensors, float(samples) if settings.weighted else 1.0)
         if settings.store is not None and update.kept is not None:
             settings.store.write(task.device, round, update.kept)
         tally.peaks[task.device] = max(tally.peaks.get(task.device, 0), update.peak_bytes)
-        tally.loss_sum += update.loss * update.samples
-        tally.samples += update.samples
+        tally.loss_sum += update.loss * samples
+        tally.samples += samples
     return state, mean, cuts
 
 

@@ -1,6 +1,7 @@
-"""All that Strata changes inside Flower (1.41): six names, what stands there instead, and why Flower's own will not do.
+"""All that Strata changes inside Flower (1.41): what stands there instead, and why Flower's own will not do.
 
     patch_server   for the process of the SuperLink (server/superlink.py)
+    patch_app      for the process of the server app (server/server_app.py)
     patch_device   for the process of the SuperNode (device/supernode.py)
 
 Nowhere else is Flower changed. tests/fleet/test_flower_patches.py holds each of these names, with all that the patches
@@ -20,8 +21,10 @@ from typing import Any
 
 from strata.fleet.app_bundle import bundle
 from strata.fleet.security.connection_guard import ConnectionGuard
+from strata.fleet.security.connection_limits import SPARE, Places, limited, loop_of_handshakes, raise_descriptors
+from strata.fleet.security.signatures import signer
 
-MOST_OBJECTS = 1024  # of a device's answer, each at most connection_guard.LARGEST; Flower sends arrays in 5 MiB pieces
+MOST_OBJECTS = 1024  # of a device's answer, each at most connection_guard.LARGEST_OF_DEVICES
 CONNECTED = "strata: connected"  # the device's launcher waits for this line
 REFUSED = "this device runs Strata's own app and no other"
 
@@ -50,6 +53,11 @@ def patch_server(token: str | None, told: Told) -> None:
         patch.apply()
 
 
+def patch_app() -> None:
+    for patch in app_patches():
+        patch.apply()
+
+
 def patch_device(poll: float, told: Told) -> None:
     """`poll`: seconds between two questions for work."""
     for patch in device_patches(poll, told):
@@ -62,7 +70,17 @@ def server_patches(token: str | None, told: Told) -> tuple[Patch, ...]:
         Patch("flwr.superlink.servicer.control.control_handlers", "start_run", starts),
         Patch("flwr.superlink.servicer.fleet.fleet_handlers", "push_messages", within_bounds),
         Patch("flwr.superlink.extensions", "get_middleware", functools.partial(guarded, token=token)),
-        Patch("uvicorn", "run", without_access_log),
+        Patch("uvicorn", "run", limited_server),
+    )
+
+
+def app_patches() -> tuple[Patch, ...]:
+    """Flower's fetching and putting together of answers. Why: it takes whatever they become (server/answer_size.py)."""
+    from strata.fleet.server import answer_size
+
+    return (
+        Patch("flwr.superlink.grid.http_grid", "pull_objects", answer_size.counted),
+        Patch("flwr.superlink.grid.http_grid", "inflate_object_from_contents", answer_size.bounded),
     )
 
 
@@ -120,22 +138,31 @@ def guarded(get_middleware: Callable[[], tuple[Any, ...]], token: str | None) ->
     from starlette.middleware import Middleware
 
     def with_guard() -> tuple[Any, ...]:
-        return (Middleware(ConnectionGuard, token=token), *get_middleware())
+        return (Middleware(ConnectionGuard, token=token, signer=None if token is None else signer), *get_middleware())
 
     return with_guard
 
 
-def without_access_log(run: Callable[..., None]) -> Callable[..., None]:
+def limited_server(run: Callable[..., None]) -> Callable[..., None]:
     """The web server's start, which Flower calls with settings that it lets nobody change.
 
-    Why: devices ask for work every few seconds, and each question would be a line in the log; and whom a request comes
-    from, which the guard asks, is to be believed of a proxy on this machine only.
+    Why: devices ask for work every few seconds, and each question would be a line in the log; whom a request comes
+    from, which the guard asks, is to be believed of a proxy on this machine only; and a connection may do nothing for
+    ever (security/connection_limits.py).
     """
+    from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
-    def run_quietly(**settings: Any) -> None:
-        run(**{**settings, "access_log": False, "forwarded_allow_ips": "127.0.0.1"})
+    def run_limited(**settings: Any) -> None:
+        places = Places(max(SPARE, raise_descriptors() - SPARE))
+        ours = {
+            "access_log": False,
+            "forwarded_allow_ips": "127.0.0.1",
+            "http": limited(AutoHTTPProtocol, places),
+            "loop": f"{loop_of_handshakes.__module__}:{loop_of_handshakes.__name__}",
+        }
+        run(**{**settings, **ours})
 
-    return run_quietly
+    return run_limited
 
 
 # --- a device --------------------------------------------------------------------------------------------------------

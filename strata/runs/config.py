@@ -284,6 +284,14 @@ class Updates(Component):
     """How the server takes what devices send."""
 
     weighted: bool = setting(False, "mean weighted by samples")
+    weight_cap: float | None = setting(
+        None,
+        "a device counts as at most so many times the median device's samples (default: off; of real devices 4)",
+        metavar="X",
+        least=1,
+        refusal="the weight cap is a number of median devices, at least 1, not {}",
+        since=2,
+    )
     norm_bound: float | None = setting(
         None,
         "refuse updates that change more than this (L2)",

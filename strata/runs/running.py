@@ -10,6 +10,7 @@ import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import numpy as np
@@ -306,7 +307,12 @@ def round_settings(
         adjusted=prepared.adjusted,
         largest_loss=prepared.data.objective.largest_loss,
         norms=_norms(prepared, training),
+        most_counted=_most_counted(updates.weight_cap, parts),
     )
+
+
+def _most_counted(cap: float | None, parts: Partition) -> int | None:
+    return None if cap is None else int(cap * median(len(parts[device]) for device in range(len(parts))))
 
 
 def _norms(prepared: Prepared, training: LocalTraining) -> NormStatistics | None:

@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -203,6 +204,32 @@ def test_weighted_by_samples_and_the_loss() -> None:
     after, record, _ = one_round(Lying(), partition=Uneven(), weighted=True)
     assert record == even  # costs and training loss do not depend on the weights
     assert not same(after, one_round(Lying(), partition=Uneven())[0])
+
+
+class Boasting(Lying):
+    """One device says that it has so many samples; all train on twenty."""
+
+    def __init__(self, liar: int, samples: int) -> None:
+        super().__init__({liar: lambda update: replace(update, samples=samples)})
+
+    def run(self, jobs: Sequence[Any], state: Mapping[str, Tensor]) -> Iterator[Outcome]:
+        yield from super().run([replace(job, samples=np.array(job.samples[:20])) for job in jobs], state)
+
+
+def test_no_device_weighs_more_than_a_few_others() -> None:
+    """One that says 2**40 counts as 4 times the median, in the mean and in what is recorded."""
+
+    def played(samples: int, **more: Any) -> tuple[FederationState, dict[str, Any]]:
+        fleet = [np.arange(20)] * 11 + [np.broadcast_to(np.int64(0), (samples,))]
+        after, record, _ = one_round(Boasting(11, samples), partition=fleet, per_round=12, weighted=True, **more)
+        return after, record
+
+    capped, record = played(2**40, most_counted=80)
+    honest, expected = played(80)
+    assert same(capped, honest) and record == expected
+    assert record["train_flops"] == (11 * 20 + 80) * 1000
+    owned, _ = played(2**40)
+    assert not same(owned, honest)
 
 
 def test_impossible_settings() -> None:

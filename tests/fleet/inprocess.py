@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -39,12 +40,16 @@ class Grid:
 
     def __init__(self, nodes: dict[int, Answering]) -> None:
         self.nodes = nodes
+        self.names: dict[int, str] = {}  # that keys are registered under
         self.sent: list[tuple[int, codec.Packet]] = []
         self._ready: dict[str, Message | Exception] = {}
         self._lost: dict[str, Message] = {}  # what Flower says of a message that it has delivered the answer to
 
     def get_node_ids(self) -> list[int]:
         return list(self.nodes)
+
+    def get_nodes(self) -> list[Any]:
+        return [SimpleNamespace(node_id=node, name=self.names.get(node, "")) for node in self.get_node_ids()]
 
     def push_messages(self, messages: Iterable[Message]) -> list[str]:
         ids = []

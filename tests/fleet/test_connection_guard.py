@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from strata.fleet.security.connection_guard import LARGEST, ConnectionGuard
+from strata.fleet.security.connection_guard import LARGEST, LARGEST_OF_DEVICES, ConnectionGuard
 
 HERE, OWN, THERE = ("127.0.0.1", 5), ("192.168.1.10", 5), ("192.168.1.66", 5)
 SERVER = ("192.168.1.10", 8477)
@@ -101,11 +101,12 @@ def push(*parts: bytes, announced: int | None = None) -> tuple[int, bytes]:
 def test_a_stranger_does_not_fill_the_memory() -> None:
     mebibyte = bytes(1 << 20)
     assert push(b"ab", b"", b"c") == push(b"ab", b"c", announced=3) == (200, b"abc")
-    assert push(*[mebibyte] * 16) == (200, bytes(LARGEST))
+    assert push(*[mebibyte] * 6) == (200, bytes(LARGEST_OF_DEVICES))
     assert push(*[mebibyte] * 16, b"c") == (413, b"")
-    assert push(announced=LARGEST + 1) == (413, b"")
+    assert push(announced=LARGEST_OF_DEVICES + 1) == (413, b"")
 
 
 def test_pieces_of_arrays_are_within_the_limit() -> None:
     constant = pytest.importorskip("flwr.common.constant")
-    assert constant.FLWR_PRIVATE_MAX_ARRAY_CHUNK_SIZE < LARGEST / 2 and constant.FAB_MAX_SIZE < LARGEST
+    assert constant.FLWR_PRIVATE_MAX_ARRAY_CHUNK_SIZE < LARGEST_OF_DEVICES - (1 << 19)
+    assert constant.FAB_MAX_SIZE < LARGEST

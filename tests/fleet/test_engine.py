@@ -23,8 +23,9 @@ from strata.federation.checking import problem_with
 from strata.federation.held_layers import Holdings
 from strata.federation.jobs import EvaluateJob, FinishJob, StatisticsJob
 from strata.fleet.device.own_data import label_digest
-from strata.fleet.device.work import PreparedDevice, failure
+from strata.fleet.device.work import PreparedDevice
 from strata.fleet.protocol import codec
+from strata.fleet.protocol.failures import failure
 from strata.fleet.protocol.settings import DeviceSettings
 from strata.fleet.server.levels import Assignment, group, level_for, most_bytes, per_device
 from strata.fleet.server.members import ConnectedDevices
@@ -155,11 +156,12 @@ def test_rubbish_errors_and_too_little_memory(tmp_path: Path) -> None:
     reply[0] = httpx.HTTPStatusError("500", request=nothing, response=httpx.Response(500))
     (refused,) = engine.run([job()], state())
     assert refused.reason == "its answer cannot be fetched (HTTP 500)"
-    reply[0] = failure("memory", "out of memory")
+    reply[0] = failure("memory")
     (three,) = engine.run([job(5)], state())
-    assert three.reason == "out of memory; moved to the level of 16 bytes" and moved.moves == [(5, 0, 0)]
+    short = "out of memory: the task needs more than this device's budget"
+    assert three.reason == f"{short}; moved to the level of 16 bytes" and moved.moves == [(5, 0, 0)]
     (four,) = engine.run([job(6)], state())
-    assert four.reason == "out of memory; there is no smaller level for it"
+    assert four.reason == f"{short}; there is no smaller level for it"
     (five,) = engine.run([job(7)], state())
     assert five.reason == "has too little memory for any level"
 
@@ -228,9 +230,9 @@ def test_a_device_that_numbers_its_classes_otherwise_is_not_used(tmp_path: Path)
 
 
 def test_too_few_devices_is_said_with_the_reason(tmp_path: Path) -> None:
-    grid = Grid({7: lambda data: failure("refused", "no such model here")})
+    grid = Grid({7: lambda data: failure("model")})
     connected = ConnectedDevices(Messenger(grid), "resnet20", lambda text: None)  # type: ignore[arg-type]
-    with pytest.raises(BadInput, match=r"0 of 1 devices were there after 0.3 s \(none\); not used: no such model here"):
+    with pytest.raises(BadInput, match=r"0 of 1 devices were there after 0.3 s \(none\); not used: it is not told"):
         connected.gather(1, 0.3)
 
 

@@ -30,8 +30,12 @@ DIGESTS = {
     f"{HANDLERS}.control.control_handlers.start_run": "7f9355f11d8a76fc",
     f"{HANDLERS}.fleet.fleet_handlers.push_messages": "70c2fe927c6693b0",
     "flwr.superlink.extensions.get_middleware": "37012f4eb789b63f",
+    "flwr.superlink.routers.fleet.node_auth.authenticate_node": "f8e66372d61b3653",  # security/signatures
     "flwr.superlink.main._get_middleware": "acdbc2dce1520f8f",  # asks the former, and puts it first
     "flwr.supercore.inflatable.inflatable_object.iterate_object_tree": "34c0fe845619356a",
+    "flwr.superlink.grid.http_grid.pull_objects": "31bb2de46b450e6a",
+    "flwr.superlink.grid.http_grid.inflate_object_from_contents": "93b98a2ea3f35c4f",
+    "flwr.superlink.grid.http_grid.HttpGrid.pull_messages": "67a5266a5a2ed515",  # calls both
     f"{DEVICE}.start_client_internal": "9e89a6eb68fbec68",  # the loop: three seconds between two questions
     f"{DEVICE}._pull_and_store_message": "eaf5d0e36dc34e4c",
     f"{DEVICE}._insert_message": "a0c6f4605e993f04",
@@ -49,7 +53,7 @@ PUBLIC = ("flwr.app", "flwr.clientapp", "flwr.serverapp", "flwr.simulation")
 # what has no public name: where it is imported from, and what
 PRIVATE = {
     "flwr.common.config": {"parse_config_args"},
-    "flwr.common.constant": {"ErrorCode"},
+    "flwr.common.constant": {"ErrorCode", "SYSTEM_TIME_TOLERANCE", "TIMESTAMP_HEADER", "TIMESTAMP_TOLERANCE"},
     "flwr.common.serde": {"fab_to_proto", "user_config_to_proto"},
     "flwr.proto.control_pb2": {
         "ListNodesRequest",
@@ -61,12 +65,21 @@ PRIVATE = {
         "UnregisterNodeRequest",
     },
     "flwr.proto.runtime_pb2": {"AcquireTaskRequest"},
+    "flwr.supercore.constant": {"FLEET_HTTP_PUBLIC_KEY_HEADER", "FLEET_HTTP_SIGNATURE_HEADER"},
     "flwr.supercore.control": {"ControlHttpClient"},
     "flwr.supercore.error": {"ApiErrorCode", "FlowerError"},
     "flwr.supercore.fab": {"Fab"},
-    "flwr.supercore.inflatable.inflatable_object": {"iterate_object_tree"},
+    "flwr.supercore.inflatable.inflatable_object": {
+        "get_object_body",
+        "get_object_head_values_from_object_content",
+        "iterate_object_tree",
+    },
     "flwr.supercore.interceptors": {"RuntimeVersionHttpInterceptor", "SuperExecAuthHttpInterceptor"},
-    "flwr.supercore.primitives.asymmetric": {"public_key_to_bytes"},
+    "flwr.supercore.primitives.asymmetric": {
+        "bytes_to_public_key",
+        "public_key_to_bytes",
+        "verify_signature",
+    },
     "flwr.supercore.run": {"RunNotRunningException"},
     "flwr.supercore.runtime": {"RuntimeHttpClient"},
     "flwr.superlink.cli.flower_superlink": {"flower_superlink"},
@@ -80,6 +93,8 @@ HERE = Path(strata.__file__).parent
 def found(path: str) -> Any:
     module, _, name = path.rpartition(".")
     try:
+        if module.endswith(".HttpGrid"):
+            return getattr(found(module), name)
         return getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError):
         pytest.fail(f"Flower has no {path} any more: see what fleet/flower_patches.py needs it for")
@@ -98,17 +113,22 @@ def test_it_is_called_where_the_replacement_stands(module: str) -> None:
 
 
 def test_every_patch_is_of_something_that_is_looked_at() -> None:
-    patches = (*flower_patches.server_patches("token", print), *flower_patches.device_patches(1.0, print))
+    patches = (
+        *flower_patches.server_patches("token", print),
+        *flower_patches.app_patches(),
+        *flower_patches.device_patches(1.0, print),
+    )
     others = {"uvicorn.run", f"{DEVICE}.time"}  # not Flower's own: see below
     assert {f"{patch.module}.{patch.name}" for patch in patches} <= {*DIGESTS, *others}
     for patch in patches:
         assert callable(patch.made(found(f"{patch.module}.{patch.name}"))) or patch.name == "time"
 
 
-def test_the_web_server_takes_the_two_settings() -> None:
+def test_the_web_server_takes_our_settings() -> None:
     import uvicorn
 
-    assert {"access_log", "forwarded_allow_ips"} <= set(inspect.signature(uvicorn.run).parameters)
+    names = {"access_log", "forwarded_allow_ips", "http", "loop"}
+    assert names <= set(inspect.signature(uvicorn.run).parameters)
 
 
 def test_the_devices_loop_uses_no_more_of_time_than_sleep() -> None:

@@ -21,6 +21,7 @@ from strata.fleet.server.resuming import config_of
 from strata.fleet.server.run import run_on_fleet
 from strata.fleet.server.submission import run_settings
 from strata.runs.config import RunConfig
+from strata.runs.running import _most_counted
 from tests.fleet.inprocess import MIB, Answering, Grid, device, prepared
 
 pytestmark = pytest.mark.usefixtures("identity")
@@ -127,3 +128,11 @@ def test_a_device_too_small_for_anything_is_left_out(tmp_path: Path, monkeypatch
     del grid.nodes[8]
     with pytest.raises(Infeasible):
         run_on_fleet(grid, RunSettings(request, str(tmp_path / "other")))  # type: ignore[arg-type]
+
+
+def test_a_new_run_on_real_devices_is_guarded_unless_asked_otherwise() -> None:
+    plain = RunConfig.from_json(REQUEST)
+    assert fleet_run.guarded(plain).updates.weight_cap == 4.0
+    assert fleet_run.guarded(plain.changed(weight_cap=2.0)).updates.weight_cap == 2.0
+    parts = fleet_run.ReportedSamples((10, 20, 30, 2**40))
+    assert _most_counted(4.0, parts) == 100 and _most_counted(None, parts) is None

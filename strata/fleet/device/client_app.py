@@ -6,15 +6,17 @@ No torch in this file: Flower starts a process with it for every message.
 from __future__ import annotations
 
 import os
+import traceback
 
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
 from strata.core.errors import BadInput
 from strata.core.processes import watch_parent
-from strata.fleet.device.work_socket import WorkProcessFailed, ask
+from strata.fleet.device.work_socket import ask
 from strata.fleet.protocol import codec
 from strata.fleet.protocol.envelope import content, payload
+from strata.fleet.protocol.failures import failure
 from strata.fleet.protocol.settings import DeviceSettings
 
 app = ClientApp()
@@ -35,5 +37,9 @@ def answer(message: Message, context: Context) -> bytes:
         meta = codec.decode(data).meta
         limits = [seconds for seconds in (settings.deadline, meta.get("deadline")) if seconds is not None]
         return ask(settings, str(meta["model"]), data, min(limits, default=None), os.getppid())
-    except (BadInput, codec.Malformed, WorkProcessFailed, KeyError) as error:
-        return codec.encode({"what": "failure", "kind": "refused", "reason": str(error), "detail": ""})
+    except (BadInput, codec.Malformed, KeyError):
+        traceback.print_exc()
+        return failure("refused")
+    except Exception:  # else Flower would send its words to the server
+        traceback.print_exc()
+        return failure("failed")

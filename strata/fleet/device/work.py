@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from strata import __version__
-from strata.core.errors import BadInput, one_line
+from strata.core.errors import BadInput
 from strata.core.processes import parent_of
 from strata.core.settings import settings_of
 from strata.execution.execution import Execution
@@ -22,6 +22,7 @@ from strata.fleet.device.memory_cap import MemoryCap, OutOfMemory
 from strata.fleet.device.own_data import OwnData, load_own_data
 from strata.fleet.pooled_statistics import pooled
 from strata.fleet.protocol import codec
+from strata.fleet.protocol.failures import failure
 from strata.fleet.protocol.settings import DeviceSettings
 from strata.graph import ChannelGraph, Cut
 from strata.methods.base import Phase, Task
@@ -48,9 +49,8 @@ NARROW = 0.05  # of the width: enough to load what every training loads
 LEAST_MARGIN = 24 * limits.MIB  # for what no tensor accounts for: scratch and compiled code, measured at 5 to 20 MiB
 
 
-def failure(kind: str, reason: str, detail: str = "") -> bytes:
-    """`kind`: refused, memory, late, lacks or failed."""
-    return codec.encode({"what": "failure", "kind": kind, "reason": one_line(reason), "detail": detail})
+class ModelNotAgreed(BadInput):
+    """The run's model is not one that this device was told to build."""
 
 
 @dataclass
@@ -67,7 +67,7 @@ class PreparedDevice:
     @classmethod
     def of(cls, model: str, settings: DeviceSettings) -> PreparedDevice:
         if model not in BUILT_IN and model not in settings.models:
-            raise BadInput(
+            raise ModelNotAgreed(
                 f"device {settings.name} is not told to build {model!r}: install its package there and start the "
                 f"device with --model {model}"
             )
@@ -95,7 +95,8 @@ class PreparedDevice:
         try:
             meta, tensors = work[what](packet, client)
         except OutOfMemory as error:
-            return failure("memory", str(error))
+            print(error, flush=True)
+            return failure("memory")
         return codec.encode({"token": packet.meta.get("token"), **meta}, tensors)
 
     def budget(self, client: int) -> int:

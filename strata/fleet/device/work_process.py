@@ -21,9 +21,10 @@ import torch
 
 from strata.core.errors import BadInput, one_line
 from strata.core.processes import die_with_parent
-from strata.fleet.device.work import PreparedDevice, failure
+from strata.fleet.device.work import ModelNotAgreed, PreparedDevice
 from strata.fleet.device.work_socket import LARGEST_NOTE, note_of, receive, send
 from strata.fleet.protocol import codec
+from strata.fleet.protocol.failures import failure
 from strata.fleet.protocol.settings import DeviceSettings
 
 IDLE_SECONDS = 900.0
@@ -79,10 +80,10 @@ def main() -> None:
                 if prepared is None:
                     try:
                         prepared, key = PreparedDevice.of(*wanted), wanted
-                    except BadInput as error:
+                    except Exception as error:
                         listening.close()
                         receive(link)
-                        send(link, failure("refused", str(error)))
+                        send(link, kept_here(error, "model" if isinstance(error, ModelNotAgreed) else "unready"))
                         return
                 serve(prepared, listener, link, note["deadline"], note["client"], owner)
 
@@ -127,15 +128,21 @@ def _work(prepared: PreparedDevice, link: socket.socket, client: int) -> int:
         return 1
     try:
         answer = prepared.answer(codec.decode(message), client)
-    except codec.Malformed as error:
-        answer = failure("refused", f"the server's message cannot be read: {error}")
-    except BadInput as error:
-        answer = failure("refused", str(error))
+    except (codec.Malformed, BadInput) as error:
+        answer = kept_here(error, "refused")
     except Exception as error:
-        traceback.print_exc()
-        answer = failure("failed", one_line(error, kind=True), traceback.format_exc())
+        answer = kept_here(error, "failed")
     send(link, answer)
     return 0
+
+
+def kept_here(error: Exception, kind: str) -> bytes:
+    """What the server is told of an error; what it says goes to device.log, which is this process's output."""
+    if isinstance(error, BadInput | codec.Malformed):
+        print(f"{kind}: {one_line(error)}", flush=True)
+    else:
+        traceback.print_exception(error)
+    return failure(kind)
 
 
 def _wait(pid: int, ending: int, link: socket.socket, owner: Owner, until: float | None) -> bytes | None:
@@ -155,11 +162,12 @@ def _wait(pid: int, ending: int, link: socket.socket, owner: Owner, until: float
             break
     _, status = os.waitpid(pid, 0)
     if late:
-        return failure("late", "stopped at its deadline")
+        return failure("late")
     if os.WIFSIGNALED(status):
         name = signal.Signals(os.WTERMSIG(status)).name
-        return failure("memory", f"its training process was ended by {name}: out of memory, most likely")
-    return None if status == 0 else failure("failed", "its training process ended without an answer")
+        print(f"memory: the training process was ended by {name}: out of memory, most likely", flush=True)
+        return failure("memory")
+    return None if status == 0 else failure("failed")
 
 
 def _comes(listener: socket.socket, owner: Owner) -> bool:

@@ -3,27 +3,34 @@
 Flower serves three interfaces on one port and asks for proof on one of them: the fleet interface, where devices sign
 every request. Through the control interface anybody could register a key or start a run with code of their own;
 through the runtime interface anybody could take the server app's work. So in front of them:
-    /v1/fleet/    anybody: Flower checks the device's signature
+    /v1/fleet/    whose headers a registered device has signed; Flower checks the signature again, with the body
     /health       anybody
     /v1/control/  whoever shows the operator's token, and of it only what `strata fleet` needs
     /v1/runtime/  this machine, where the server app runs
     the rest      nobody
-Flower reads a request whole before it asks who sent it, however long it is. So none may be longer than it needs to be.
+Flower reads a request whole before it asks who sent it, however long it is and takes. So nobody's body is read before
+it is known whose it is; none may be longer than it needs to be, or take for ever, and all of them have bounds together.
 """
 
 from __future__ import annotations
 
+import asyncio
 import hmac
 import ipaddress
 import json
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import Awaitable, Callable, Hashable, MutableMapping
 from typing import Any
 
+from strata.fleet.security.connection_limits import BytesInFlight
+
+HEALTH, DEVICES = "/health", "/v1/fleet/"
 CONTROL = frozenset(
     f"/v1/control/{call}"
     for call in ("start-run", "stop-run", "list-runs", "stream-logs", "list-nodes", "register-node", "unregister-node")
 )
-LARGEST = 16 << 20  # bytes of a request; Flower sends arrays in pieces of 5 MiB, and takes bundles of at most 10
+LARGEST = 16 << 20  # bytes of a request; Flower takes bundles of at most 10 MiB
+LARGEST_OF_DEVICES = 6 << 20  # of theirs; Flower sends arrays in pieces of 5 MiB
+BODY_SECONDS = 300.0  # for it to come: 5 MiB over 20 kB/s
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -32,11 +39,16 @@ Application = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 
 class ConnectionGuard:
-    """ASGI middleware. `token` None: no operator's token is asked for (a plain-text server on loopback)."""
+    """ASGI middleware. `token` None: no operator's token is asked for (a plain-text server on loopback). `signer`: the
+    key that signed a device's request; None: nobody signs there."""
 
-    def __init__(self, app: Application, token: str | None) -> None:
+    def __init__(
+        self, app: Application, token: str | None, signer: Callable[[Scope], bytes | None] | None = None
+    ) -> None:
         self.app = app
         self.token = token
+        self.signer = signer
+        self.in_flight = BytesInFlight()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -45,15 +57,24 @@ class ConnectionGuard:
             return None
         if not self.admits(scope):
             return await _refuse(send, 401, "This needs the operator's token, or another place.")
+        who: Hashable = scope["client"][0] if scope.get("client") else None
+        if self.signer is not None and str(scope["path"]).startswith(DEVICES):
+            who = await asyncio.to_thread(self.signer, scope)
+            if who is None:
+                return await _refuse(send, 401, "No registered device has signed this.")
         try:
-            body = await _body(scope, receive)
+            size = _announced(scope)
+            async with self.in_flight.room(who, size):
+                body = await _body(receive, size)
+                return None if body is None else await self.app(scope, _with(body, receive), send)
         except TooLarge:
-            return await _refuse(send, 413, f"A request has at most {LARGEST} bytes.")
-        return None if body is None else await self.app(scope, _with(body, receive), send)
+            return await _refuse(send, 413, f"This request has at most {_largest(scope)} bytes.")
+        except TooLate:
+            return await _refuse(send, 408, f"A request is sent within {BODY_SECONDS:g} s.")
 
     def admits(self, scope: Scope) -> bool:
         path = str(scope["path"])
-        if path == "/health" or path.startswith("/v1/fleet/"):
+        if path == HEALTH or path.startswith(DEVICES):
             return True
         if path in CONTROL:
             return self.token is None or self._shows_token(scope)
@@ -69,21 +90,43 @@ class TooLarge(Exception):
     pass
 
 
-async def _body(scope: Scope, receive: Receive) -> bytes | None:
-    """The whole of it; None: the client has gone. It is counted even where a length is announced."""
-    announced = [value for name, value in scope["headers"] if name == b"content-length"]
-    if any(value.isdigit() and int(value) > LARGEST for value in announced):
+class TooLate(Exception):
+    pass
+
+
+def _largest(scope: Scope) -> int:
+    path = str(scope["path"])
+    if path == HEALTH:
+        return 0
+    return LARGEST_OF_DEVICES if path.startswith(DEVICES) else LARGEST
+
+
+def _announced(scope: Scope) -> int:
+    """How long the body is to be; the most that it may be where that is not said."""
+    largest = _largest(scope)
+    lengths = [value for name, value in scope["headers"] if name == b"content-length"]
+    announced = int(lengths[0]) if lengths and lengths[0].isdigit() else largest
+    if announced > largest:
         raise TooLarge
+    return announced
+
+
+async def _body(receive: Receive, size: int) -> bytes | None:
+    """The whole of it; None: the client has gone. It is counted even where a length is announced."""
     body = bytearray()
     more = True
-    while more:
-        message = await receive()
-        if message["type"] == "http.disconnect":
-            return None
-        body += message.get("body", b"")
-        if len(body) > LARGEST:
-            raise TooLarge
-        more = message.get("more_body", False)
+    try:
+        async with asyncio.timeout(BODY_SECONDS):
+            while more:
+                message = await receive()
+                if message["type"] == "http.disconnect":
+                    return None
+                body += message.get("body", b"")
+                if len(body) > size:
+                    raise TooLarge
+                more = message.get("more_body", False)
+    except TimeoutError:
+        raise TooLate from None
     return bytes(body)
 
 

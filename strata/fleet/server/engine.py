@@ -22,6 +22,7 @@ from strata.execution.execution import Execution
 from strata.federation.jobs import TrainJob
 from strata.fleet.device.work import PLAIN
 from strata.fleet.protocol import codec
+from strata.fleet.protocol.failures import sentence
 from strata.fleet.server.evaluation import DeviceEvaluation
 from strata.fleet.server.levels import Assignment
 from strata.fleet.server.members import ConnectedDevices, Device, digests
@@ -34,7 +35,6 @@ if TYPE_CHECKING:
 
 Say = Callable[[str], None]
 EXECUTED = tuple(settings_of(Execution))
-MOST_DETAIL = 4000  # characters of a device's traceback
 
 
 @dataclass
@@ -161,7 +161,7 @@ class FlowerEngine:
             },
             {name: task.cut.extract_one(name, state[name]) for name in task.cut.shapes if frozen.get(name) not in held},
         )
-        id = self.messenger.send(device.node, "train", data, task.round, left)
+        id = self.messenger.send(device.node, "train", data, task.round, left, due_bytes(task.cut, state))
         if id is None:
             return "the server could not send its task"
         asked[id] = mine
@@ -279,18 +279,22 @@ def _read(mine: SentTask, answer: Answer, state: Mapping[str, Tensor]) -> tuple[
     meta = answer.packet.meta
     what = plain(meta.get("what"), 40)
     if what == "failure":
-        failed = Outcome(index, None, plain(meta.get("reason")), _lines(meta.get("detail", "")))
-        return failed, "move down" if meta.get("kind") == "memory" else ""
+        return Outcome(index, None, sentence(meta.get("kind"))), "move down" if meta.get("kind") == "memory" else ""
     if what != "update":
         return Outcome(index, None, f"sent {what} in place of an update"), "send all" if what == "lacks" else ""
     if meta.get("round") != task.round:  # as federation/checking will say, for which it needs no tensors
         return Outcome(index, update_of(meta, {})), ""
     if meta.get("token") != mine.token:
         return Outcome(index, None, "answered another message"), ""
-    due = sum(state[name].element_size() * math.prod(task.cut.shapes[name]) for name in task.cut.trained)
+    due = due_bytes(task.cut, state)
     if len(answer.packet.body) != due:  # said before it is copied: it may be anything that Flower carries
         return Outcome(index, None, f"sent {len(answer.packet.body)} bytes of tensors, not {due}"), ""
     return Outcome(index, update_of(meta, answer.packet.tensors())), ""
+
+
+def due_bytes(cut: Cut, state: Mapping[str, Tensor]) -> int:
+    """Of the update: what the cut trains."""
+    return sum(state[name].element_size() * math.prod(cut.shapes[name]) for name in cut.trained)
 
 
 def update_of(meta: Mapping[str, Any], tensors: dict[str, Tensor]) -> Update:
@@ -306,11 +310,6 @@ def update_of(meta: Mapping[str, Any], tensors: dict[str, Tensor]) -> Update:
         peak_bytes=said("peak_bytes"),
         cut_hash=said("cut"),
     )
-
-
-def _lines(detail: object) -> str:
-    """For the log: indented, so that no device can write lines that look like the log's own."""
-    return "\n".join(f"    {plain(line)}" for line in str(detail)[:MOST_DETAIL].splitlines())
 
 
 def _plain(value: Any) -> Any:

@@ -22,6 +22,7 @@ from strata.federation.checking import is_count
 from strata.federation.jobs import EvaluateJob, FinishJob, StatisticsJob
 from strata.fleet.pooled_statistics import pooled
 from strata.fleet.protocol import codec
+from strata.fleet.protocol.failures import sentence
 from strata.fleet.server.messages import plain
 from strata.training.evaluation import EvaluatedBatch
 from strata.training.statistics import CALIBRATION_IMAGES, plain_state
@@ -141,7 +142,8 @@ class DeviceEvaluation:
             token = secrets.token_hex(16)
             left = None if until == math.inf else max(0.001, until - time.monotonic())
             said = {"what": what, "model": engine.model, "token": token, "training": engine.training, "deadline": left}
-            id = engine.messenger.send(device.node, what, codec.encode({**said, **meta}, tensors), 0, left)
+            due = sum(tensors[name].nbytes for name in self._graph.buffer_names if name in tensors)
+            id = engine.messenger.send(device.node, what, codec.encode({**said, **meta}, tensors), 0, left, due)
             if id is not None:
                 asked[id] = (number, device, token)
         found: dict[int, Any] = {}
@@ -154,7 +156,7 @@ class DeviceEvaluation:
                     if answer.packet is None:
                         raise codec.Malformed(answer.error)
                     if answer.packet.meta.get("what") == "failure":
-                        raise codec.Malformed(plain(answer.packet.meta.get("reason")))
+                        raise codec.Malformed(sentence(answer.packet.meta.get("kind")))
                     if answer.packet.meta.get("token") != token:
                         raise codec.Malformed("answered another message")
                     found[number] = read(answer.packet, device)

@@ -13,6 +13,7 @@ from strata.core.errors import BadInput, one_line
 from strata.data import AUGMENTATIONS
 from strata.federation.checking import is_count
 from strata.fleet.protocol import codec
+from strata.fleet.protocol.failures import sentence
 from strata.fleet.protocol.settings import NAME
 from strata.fleet.server.messages import Answer, Messenger, names, plain
 
@@ -160,7 +161,7 @@ class ConnectedDevices:
                 raise codec.Malformed(answer.error)
             meta = answer.packet.meta
             if meta.get("what") == "failure":
-                raise codec.Malformed(plain(meta.get("reason")))
+                raise codec.Malformed(sentence(meta.get("kind")))
             device = Device.of(node, meta)
         except Exception as error:
             told = isinstance(error, codec.Malformed)
@@ -187,6 +188,9 @@ class ConnectedDevices:
 
     def _objection(self, device: Device) -> str | None:
         name = device.name
+        registered = self._messenger.registered_name(device.node)
+        if registered and registered != name:
+            return f"it calls itself {name}, and its key is that of {registered}: start it with --name {registered}"
         if self.allowed is not None and name not in self.allowed:
             return f"{name} was not there when the run began; it can take part in the next one"
         if (reason := self.misfit(device)) is not None:

@@ -16,6 +16,7 @@ from flwr.app import Message, MessageType
 
 from strata.fleet.protocol import codec
 from strata.fleet.protocol.envelope import content, payload
+from strata.fleet.server.answer_size import AnswerTooLarge, at_most
 
 if TYPE_CHECKING:
     from flwr.serverapp import Grid
@@ -39,6 +40,7 @@ class SentMessage:
     what: str
     round: int
     at: float
+    due: int = 0  # bytes of tensors that the answer has, at most
 
 
 @dataclass(frozen=True)
@@ -53,25 +55,31 @@ class Messenger:
     def __init__(self, grid: Grid) -> None:
         self._grid = grid
         self.open: dict[str, SentMessage] = {}
-        self._nodes: set[int] = set()
+        self._nodes: dict[int, str] = {}  # and the name that each one's key is registered under, if any
         self._looked = float("-inf")
         self._in_vain = 0.0  # seconds that the last look spent on messages without an answer
 
     def nodes(self, now: bool = False) -> set[int]:
         """Who is connected, as of a moment ago."""
         if now or time.monotonic() - self._looked > LOOK:
-            self._nodes = set(self._grid.get_node_ids())
+            self._nodes = {int(node.node_id): str(node.name) for node in self._grid.get_nodes()}
             self._looked = time.monotonic()
-        return self._nodes
+        return set(self._nodes)
 
-    def send(self, node: int, what: str, data: bytes, round: int = 0, deadline: float | None = None) -> str | None:
-        """The message's id; None where Flower does not take it."""
+    def registered_name(self, node: int) -> str:
+        """Of the key that it proved to have; empty on a plain-text server, which knows no keys."""
+        return self._nodes.get(node, "")
+
+    def send(
+        self, node: int, what: str, data: bytes, round: int = 0, deadline: float | None = None, due: int = 0
+    ) -> str | None:
+        """The message's id; None where Flower does not take it. `due`: bytes of tensors in the answer, at most."""
         ttl = None if deadline is None else deadline + PATIENCE
         message = Message(content(data), node, KINDS[what], ttl=ttl, group_id=str(round))
         ids = list(self._grid.push_messages([message]))
         if not ids or not ids[0]:
             return None
-        self.open[ids[0]] = SentMessage(node, what, round, time.monotonic())
+        self.open[ids[0]] = SentMessage(node, what, round, time.monotonic(), due)
         return ids[0]
 
     def busy(self, node: int) -> SentMessage | None:
@@ -106,7 +114,8 @@ class Messenger:
         try:
             # Who would answer for another device does not know the id: it is a digest of what only that device was
             # sent. An answer that names another id is lost, and Flower says so at the next look.
-            found = [one for one in self._grid.pull_messages([id]) if one.metadata.reply_to_message_id == id]
+            with at_most(sent.due + LARGEST_HEADER):
+                found = [one for one in self._grid.pull_messages([id]) if one.metadata.reply_to_message_id == id]
             if not found:
                 return None
             if found[0].has_error():
@@ -116,7 +125,7 @@ class Messenger:
             return Answer(id, sent, None, f"its answer cannot be fetched (HTTP {error.response.status_code})")
         except httpx.HTTPError:  # no device's fault: the server cannot be reached
             raise
-        except codec.Malformed as error:
+        except (codec.Malformed, AnswerTooLarge) as error:
             return Answer(id, sent, None, plain(f"its answer cannot be read: {error}"))
         except Exception as error:  # what a device writes can make Flower fail in many ways
             return Answer(id, sent, None, f"its answer cannot be read ({type(error).__name__} in Flower)")
