@@ -1,12 +1,15 @@
-"""The process that workers are forked from: imports torch and makes the program ready once, then forks on request.
+"""The process that all engines of a process have in common: it imports torch once, and forks a fork server for each.
 
-So a new worker, or one in place of a killed one, costs milliseconds; and a user's script is never run again in a child.
-Started as `python -m strata.engines.fork_server FD PID`, with the pid of the server, and ends with that process.
+Such a fork server makes an engine's program ready once, then forks a worker on request. So a second engine (another run
+of a comparison) costs no imports; a new worker, or one in place of a killed one, costs milliseconds; and a user's
+script is never run again in a child. Started as `python -m strata.engines.fork_server FD PID`, with the pid of the
+server, and ends with that process.
 """
 
 from __future__ import annotations
 
 import gc
+import importlib
 import multiprocessing.spawn
 import os
 import pickle
@@ -19,18 +22,62 @@ from typing import Any
 
 import torch
 
+import strata.training  # noqa: F401  what programs are made of
 from strata.core.errors import one_line
 from strata.core.processes import die_with_parent
 from strata.engines import wire
 from strata.engines.shared_memory import BlockLayout, SharedBlock
 
+LONGEST = 1 << 20  # bytes of a request: an environment, a search path
+
 
 def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the server decides when it ends
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    control = socket.socket(fileno=int(sys.argv[1]))
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps
+    requests = socket.socket(fileno=int(sys.argv[1]))
     die_with_parent(int(sys.argv[2]))
     torch.set_num_threads(1)
+    gc.collect()
+    gc.freeze()
+    own_pid = os.getpid()
+    while True:
+        message, fds, _, _ = socket.recv_fds(requests, LONGEST, 3)
+        if not message:
+            return
+        pid = os.fork()
+        if pid == 0:
+            die_with_parent(own_pid)
+            requests.close()
+            code = 1
+            try:
+                _begin(pickle.loads(message), fds)
+                code = 0
+            finally:
+                os._exit(code)
+        for fd in fds:
+            os.close(fd)
+        requests.send(str(pid).encode())
+
+
+def _begin(surroundings: tuple[dict[str, str], list[str], str], fds: list[int]) -> None:
+    """In a child: as if it had been started where the engine was, with its environment and streams."""
+    environment, path, folder = surroundings
+    os.environ.clear()
+    os.environ.update(environment)
+    sys.path[:] = path
+    importlib.invalidate_caches()
+    os.chdir(folder)
+    control, *streams = fds
+    for number, stream in enumerate(streams, start=1):
+        os.dup2(stream, number)
+        os.close(stream)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # programs may have children
+    serve(socket.socket(fileno=control))
+
+
+def serve(control: socket.socket) -> None:
+    """The fork server of one engine."""
     pipe = Connection(os.dup(control.fileno()))
     try:
         try:
@@ -48,7 +95,7 @@ def main() -> None:
     pipe.send_bytes(wire.dump(None))
     gc.collect()
     gc.freeze()
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps workers; not before, programs may have children
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps workers
     state: SharedBlock | None = None
     while True:
         try:

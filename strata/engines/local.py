@@ -5,9 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import os
-import signal
 import socket
-import subprocess
 import sys
 import threading
 import time
@@ -22,13 +20,10 @@ import torch
 from torch import Tensor
 
 from strata.core.errors import BadInput, one_line
-from strata.core.importing import child_command, child_path
-from strata.core.processes import parent_of
 from strata.engines import wire
 from strata.engines.base import EngineFailed, Outcome, Program, time_limit
+from strata.engines.common_process import ForkServer, common_process, kill_child
 from strata.engines.shared_memory import BlockLayout, SharedBlock
-
-IN_WORKER = "STRATA_WORKER"  # set in everything an engine starts
 
 
 def default_workers() -> int:
@@ -97,7 +92,7 @@ class LocalEngine:
         self._size, self._shared, self._retries, self._timeout = workers, shared, retries, timeout
         self._workers: list[WorkerProcess] = []
         self._block: SharedBlock | None = None
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: ForkServer | None = None
         self._start()
 
     @property
@@ -150,17 +145,23 @@ class LocalEngine:
     def close(self) -> None:
         for worker in list(self._workers):
             self._remove(worker)
-        if self._process is not None:
-            self._control.close()
-            self._pipe.close()
-            self._process.kill()
-            self._process.wait()
-            self._process = None
+        self._end_server()
         if self._block is not None:
             self._block.close()
             self._block = None
         for block in self._data:
             block.close()
+
+    def _end_server(self) -> None:
+        if self._process is None:
+            return
+        self._process.kill()
+        with contextlib.suppress(EOFError, OSError):  # until nobody holds the other end: it has ended
+            while True:
+                self._pipe.recv_bytes()
+        self._control.close()
+        self._pipe.close()
+        self._process = None
 
     def _patience(self, busy: list[WorkerProcess]) -> float | None:
         first = min(worker.until for worker in busy)
@@ -180,13 +181,11 @@ class LocalEngine:
     def _start(self) -> None:
         """Does not wait until the program is ready: that time is the caller's."""
         ours, theirs = socket.socketpair()
-        threads = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
-        environment = {**os.environ, **threads, "PYTHONPATH": child_path(), IN_WORKER: "1"}
-        command = child_command("strata.engines.fork_server", str(theirs.fileno()), str(os.getpid()))
-        self._process = subprocess.Popen(  # a session of its own: Ctrl-C is for the server alone
-            command, pass_fds=[theirs.fileno()], env=environment, stdin=subprocess.DEVNULL, start_new_session=True
-        )
-        theirs.close()
+        with theirs:
+            try:
+                self._process = common_process().fork_server(theirs)
+            except OSError:  # it was killed just now
+                self._process = common_process().fork_server(theirs)
         self._control, self._pipe = ours, Connection(os.dup(ours.fileno()))
         self._block_is_sent = False
         self._is_ready = False
@@ -210,11 +209,7 @@ class LocalEngine:
         try:
             worker = self._fork()
         except (OSError, EOFError):  # the fork server was killed, and its workers with it: once more from the start
-            assert self._process is not None
-            self._process.kill()
-            self._process.wait()
-            self._control.close()
-            self._pipe.close()
+            self._end_server()
             self._start()
             try:
                 worker = self._fork()
@@ -245,11 +240,9 @@ class LocalEngine:
     def _remove(self, worker: WorkerProcess) -> None:
         self._workers.remove(worker)
         worker.pipe.close()
-        # The pid is ours as long as the fork server lives (it reaps); a dead one was reaped and may be anybody's.
         # A worker that computes does not see its pipe close, so it is ended by its own process id.
-        if _is_child_of(worker.pid, self._process.pid if self._process else -1):
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(worker.pid, signal.SIGKILL)
+        if self._process is not None:
+            kill_child(worker.pid, self._process.pid)
 
 
 def _receive(pipe: Connection) -> tuple[Any, str | None, str] | None:
@@ -258,12 +251,6 @@ def _receive(pipe: Connection) -> tuple[Any, str | None, str] | None:
     except (EOFError, OSError):
         return None
     return answer
-
-
-def _is_child_of(pid: int, parent: int) -> bool:
-    if not os.path.isdir("/proc/self"):  # no /proc on this system: trust the number
-        return True
-    return parent_of(pid) == parent
 
 
 def _pickled(program: Program) -> tuple[dict[str, str] | None, bytes, list[SharedBlock]]:

@@ -22,7 +22,7 @@ from strata.core.processes import Interrupts
 from strata.core.sizes import parse_bytes, several
 from strata.data import FederatedData, Partition, Samples, check_range, from_indices, hold_out, parse_partition
 from strata.engines import Engine, InlineEngine
-from strata.engines.local import IN_WORKER
+from strata.engines.common_process import IN_WORKER
 from strata.engines.ray import Ray
 from strata.execution import Execution
 from strata.federation.aggregation import ServerOptimizer

@@ -14,7 +14,7 @@ from strata import __version__
 from strata.core.errors import BadInput, one_line
 from strata.engines import wire
 from strata.engines.base import Parts
-from strata.engines.local import IN_WORKER
+from strata.engines.common_process import IN_WORKER
 from strata.engines.ray.cluster import import_ray
 from strata.engines.ray.packing import Arrays, pack, unpack
 
