@@ -32,10 +32,8 @@ lint: $(STAMP)
 test: $(STAMP)
 	@$(MAKE) --no-print-directory -j 2 lint pytest
 
-# Collected once before: else each of the four processes would compile what the tests import, and the tests themselves.
 pytest: $(STAMP)
-	@$(BIN)/pytest --collect-only -q >/dev/null || $(BIN)/pytest --collect-only -q
-	$(BIN)/pytest -n 4 --dist loadfile --no-loadscope-reorder -q
+	$(BIN)/pytest --processes 4 -q
 
 bench: $(STAMP)
 	$(BIN)/python -m benchmarks.run_all

@@ -3,14 +3,17 @@ files that look at all networks share a process, because exporting those takes m
 
 from __future__ import annotations
 
+import contextlib
+import importlib
 import os
 import shutil
 import signal
 import tempfile
 from pathlib import Path
-from typing import Any
 
 import pytest
+
+pytest_plugins = ["tests.forked"]
 
 WAITING = (
     "fleet/test_real_processes.py", "fleet/test_training.py", "fleet/test_admission.py", "docs/", "engines/test_ray.py",
@@ -21,6 +24,8 @@ ON_ALL_NETWORKS = (
     "training/test_recomputation.py", "planning/test_widths.py",
 )  # fmt: skip
 HERE = Path(__file__).parent
+# what many tests load sooner or later: once, before the processes part
+LOADED_FIRST = ("torch.export._trace", "torch._dynamo", "transformers", "flwr.client", "matplotlib.pyplot")
 
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     # A suite started in the background ignores Ctrl-C, and so would all it starts; Flower ends its processes by it.
@@ -39,13 +44,11 @@ os.environ.update(RAY)
 
 def pytest_configure(config: pytest.Config) -> None:
     """One cache for all processes of a session, and not the user's: what one of them exports, the others read."""
-    if not hasattr(config, "workerinput"):
-        os.environ["STRATA_CACHE"] = tempfile.mkdtemp(prefix="strata-tests-")
+    os.environ["STRATA_CACHE"] = tempfile.mkdtemp(prefix="strata-tests-")
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
-    if not hasattr(config, "workerinput"):
-        shutil.rmtree(os.environ.pop("STRATA_CACHE"), ignore_errors=True)
+    shutil.rmtree(os.environ.pop("STRATA_CACHE"), ignore_errors=True)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -56,6 +59,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         return next((number for number, start in enumerate(first) if path.startswith(start)), len(first))
 
     items.sort(key=place)  # stable: all else stays in its order
+    for item in items:
+        if item.path.as_posix().endswith(ON_ALL_NETWORKS):
+            item.forked_with = "all networks"  # type: ignore[attr-defined]
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    if session.config.getoption("processes") > 1 and not session.config.option.collectonly:
+        for name in LOADED_FIRST:
+            with contextlib.suppress(ImportError):  # an extra that is not installed
+                importlib.import_module(name)
 
 
 @pytest.fixture
@@ -65,16 +78,3 @@ def compiler() -> None:
 
     if not kernels.available():
         pytest.skip("there is no C compiler")
-
-
-@pytest.hookimpl(optionalhook=True)
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """--dist loadfile, except that the files of ON_ALL_NETWORKS count as one."""
-    from xdist.scheduler import LoadFileScheduling
-
-    class ByNetworks(LoadFileScheduling):
-        def _split_scope(self, nodeid: str) -> str:
-            path = super()._split_scope(nodeid)
-            return "all networks" if path.endswith(ON_ALL_NETWORKS) else path
-
-    return ByNetworks(config, log) if config.getvalue("dist") == "loadfile" else None
