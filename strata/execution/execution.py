@@ -128,7 +128,7 @@ class Execution:
 
     @property
     def is_lean(self) -> bool:
-        """Whether steps are taken otherwise than plainly, to keep less (simulated: training/simulated.py)."""
+        """Whether steps are taken otherwise than plainly, to keep less (simulated: training/shortened.py)."""
         return (
             self.micro_batch is not None
             or self.activation_checkpointing is not None

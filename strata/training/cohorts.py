@@ -21,7 +21,7 @@ from strata.training.loop import Draws, Update, batches
 from strata.training.memory import peak_bytes
 from strata.training.phases import is_plain, settings_of
 from strata.training.settings import LocalTraining
-from strata.training.simulated import shortened
+from strata.training.shortened import shortened
 from strata.training.vectorised.width import mean_channels
 from strata.training.workspace import Workspace
 

@@ -21,7 +21,7 @@ from strata.training.kernels import own_convolutions
 from strata.training.memory import peak_bytes
 from strata.training.phases import settings_of
 from strata.training.settings import LocalTraining, seeded
-from strata.training.simulated import shortened
+from strata.training.shortened import shortened
 from strata.training.trainer import Trainer
 from strata.training.workspace import Workspace
 

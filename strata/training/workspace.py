@@ -17,7 +17,7 @@ from strata.execution.norm_statistics import fixed_norms
 from strata.execution.placement import forward_of, placement_for
 from strata.execution.segments import Placement, Segmented
 from strata.training import kernels
-from strata.training.simulated import forward_in_groups, parts_may_join
+from strata.training.shortened import forward_in_groups, parts_may_join
 from strata.training.submodels import BuiltSubmodel, build, structure_digest
 from strata.training.vectorised import Grouped, NotVectorisable
 from strata.training.vectorised.width import suits_kernels

@@ -22,7 +22,7 @@ from strata.methods import FjORD, Phase, Task
 from strata.models import resnet20
 from strata.training import LocalTraining, Update, simulated, train_device
 from strata.training.cohorts import cohorts, train_cohort
-from strata.training.simulated import parts_may_join, shortened
+from strata.training.shortened import parts_may_join, shortened
 from strata.training.trainer import Trainer
 from tests.federation import tiny
 from tests.methods.tiny import same_bits, tiny_graph, tiny_state, train
