@@ -20,7 +20,8 @@ from strata.execution import Execution
 from strata.graph import ChannelGraph, Cut
 from strata.methods import FjORD, Phase, Task
 from strata.models import resnet20
-from strata.training import LocalTraining, Update, simulated, train_device
+from strata.training import LocalTraining, Update, train_device
+from strata.training import shortened as shortening
 from strata.training.cohorts import cohorts, train_cohort
 from strata.training.shortened import parts_may_join, shortened
 from strata.training.trainer import Trainer
@@ -217,7 +218,7 @@ def test_levels() -> None:
 def test_a_step_that_takes_much_is_simulated_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     _, graph = made(Block)
     settings = replace(LEAN, shortened=True)
-    monkeypatch.setattr(simulated, "ROOM", 1000)
+    monkeypatch.setattr(shortening, "ROOM", 1000)
     assert shortened(workspace_of(graph), Phase(graph.full()), settings) == (settings, None)
 
 
