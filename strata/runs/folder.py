@@ -51,16 +51,6 @@ if TYPE_CHECKING:
     from strata.training import LocalTraining
 
 
-SUMS = (
-    "upload_bytes",
-    "download_bytes",
-    "train_flops",
-    "peak_bytes",
-    "dropped",
-    "seconds",
-)  # of a summary, over rounds
-
-
 class RunFolder:
     """Open for one run at a time. `say` shows a line to the user; it also goes to run.log."""
 
@@ -213,7 +203,7 @@ def read_summary(path: Path) -> dict[str, Any]:
     """Of a finished run, with all that its closing table shows."""
     file = path / "summary.json"
     summary = read_object(file)
-    for key in ("accuracy", "rounds", *SUMS):
+    for key in ("accuracy", "rounds", *metrics.SUMS):
         if type(summary.get(key)) not in (int, float):
             raise BadInput(f"{file} is not as Strata writes it: it holds no number {key}")
     missing = [key for key in ("method", "seed", "loss", "bn") if key not in summary]

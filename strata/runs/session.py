@@ -29,7 +29,7 @@ from strata.runs.allowance import OVER, Allowance, warning
 from strata.runs.callbacks import Callbacks, Evaluated, RunInfo, StopRun
 from strata.runs.config import RunOptions
 from strata.runs.folder import RunFolder, describe_method, is_finished, read_summary
-from strata.runs.metrics import EPSILON, METRIC_KEYS, VALIDATION, read_metrics
+from strata.runs.metrics import EPSILON, METRIC_KEYS, PARTIAL, VALIDATION, read_metrics
 from strata.training import Evaluation
 
 if TYPE_CHECKING:
@@ -295,7 +295,7 @@ class Session:
             "model_sha256": hashlib.sha256(data).hexdigest(),
         }
         if len(records) < state.round:  # lines were lost: the sums, the peak and the budget's excess are of the others
-            summary["partial"] = {"recorded_rounds": len(records), "rounds": state.round}
+            summary[PARTIAL] = {"recorded_rounds": len(records), "rounds": state.round}
         if stop is not None:
             summary["stopped"] = str(stop) or type(stop).__name__
         if "validation" in self.samples:

@@ -223,7 +223,7 @@ def _lonely() -> int:
         ({"dp_seed": 1}, "belong to differential privacy"),
         ({"dp_noise": 0.0, "dp_clip": 1.0}, "0.1 to 10000 times the clip"),
         ({"dp_noise": math.inf, "dp_clip": 1.0}, "0.1 to 10000 times the clip"),
-        ({"dp_noise": 1.0, "dp_clip": 0.0}, "above 0, not 0"),
+        ({"dp_noise": 1.0, "dp_clip": 0.0}, r"above 0 and at most 1e\+18, not 0"),
         ({"dp_noise": 1.0, "dp_clip": 1.0, "dp_delta": 1.0}, "delta is a chance"),
         ({"dp_noise": 1.0, "dp_clip": 1.0, "dp_seed": -1}, "seed of the noise"),
         ({"dp_noise": 1.0, "dp_clip": 1.0, "weighted": True}, "private: leave out weighted"),

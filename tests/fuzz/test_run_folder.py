@@ -43,7 +43,7 @@ def silent(text: str) -> None:
     pass
 
 
-@fuzzed(changed_text(CONFIG), examples=60)
+@fuzzed(changed_text(CONFIG), examples=40)
 def test_config(content: bytes) -> None:
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
@@ -58,7 +58,7 @@ def test_config(content: bytes) -> None:
             pass
 
 
-@fuzzed(changed_bytes(b"".join(LINES)), examples=80)
+@fuzzed(changed_bytes(b"".join(LINES)), examples=40)
 def test_metrics(content: bytes) -> None:
     """As many lines are left as were not touched, at least: these ascend."""
     lines, damaged = readable(content)
@@ -128,6 +128,6 @@ def test_tensors_of_checkpoints(content: bytes) -> None:
     load("round-00000002.safetensors", content)
 
 
-@fuzzed(changed_json(BODY).map(forged) | changed_bytes(GOOD["round-00000002.json"]), examples=60)
+@fuzzed(changed_json(BODY).map(forged) | changed_bytes(GOOD["round-00000002.json"]), examples=40)
 def test_values_of_checkpoints(content: bytes) -> None:
     load("round-00000002.json", content)
