@@ -1,4 +1,4 @@
-# make demo | test | bench | docs | lint: each makes .venv and installs Strata into it first, once.
+# make demo | test | fuzz | bench | docs | lint: each makes .venv and installs Strata into it first, once.
 # Needs Python 3.11, pip and make. `make PYTHON=/path/to/python3.11 test` to name another interpreter.
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
@@ -11,7 +11,7 @@ export MKL_NUM_THREADS := 1
 # Tests start hundreds of processes: none of them should compile Strata again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test lint pytest bench docs clean
+.PHONY: demo test lint pytest fuzz bench docs clean
 .DEFAULT_GOAL := test
 
 $(STAMP): pyproject.toml
@@ -34,6 +34,11 @@ test: $(STAMP)
 
 pytest: $(STAMP)
 	$(BIN)/pytest --processes 4 -q
+
+# Ten minutes of damaged and hand-made files and messages; the suite itself takes a few seconds of them.
+FUZZ_SECONDS ?= 600
+fuzz: $(STAMP)
+	STRATA_FUZZ_SECONDS=$(FUZZ_SECONDS) $(BIN)/pytest -q tests/fuzz
 
 bench: $(STAMP)
 	$(BIN)/python -m benchmarks.run_all

@@ -33,6 +33,11 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
+    argv = sys.argv[1:] if argv is None else argv
+    empty = next((text for text in argv if text.startswith("-") and text.endswith("=--")), None)
+    if empty is not None:  # argparse would make an empty list of it
+        print(f"strata: {empty.removesuffix('=--')} needs a value, and -- is none", file=sys.stderr)
+        return 2
     args = build_parser().parse_args(argv)
     try:
         code = args.func(args)

@@ -114,6 +114,17 @@ def own_folder(path: Path, linked: bool = False) -> None:
             found = path.stat() if linked else path.lstat()
     if not stat.S_ISDIR(found.st_mode):
         raise BadInput(f"{path} is not a folder, or a link to one: remove it, or choose another folder")
+    _refuse_others(path, found)
+
+
+def check_own(path: Path) -> None:
+    """A file or folder that says what is to be done, such as which code to run: nobody else's word for it."""
+    with said_plainly(path):
+        found = path.stat()
+    _refuse_others(path, found)
+
+
+def _refuse_others(path: Path, found: os.stat_result) -> None:
     if found.st_uid != os.geteuid():
         raise BadInput(f"{path} belongs to another user ({_user(found.st_uid)}): choose a folder of your own")
 
@@ -144,7 +155,7 @@ def read_json(path: Path) -> Any:
         return json.loads(path.read_bytes())
     except FileNotFoundError:
         raise BadInput(f"there is no {path.name} in {path.parent}: is it a run folder?") from None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise BadInput(f"cannot read {path}: {error}") from error
 
 

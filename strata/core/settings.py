@@ -7,15 +7,18 @@ derived from the fields, so a new setting is one new line where it belongs. Comp
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, get_type_hints
 
 from strata.core.errors import BadInput
 
 KEY = "setting"  # in a field's metadata
+RUN = "run"  # in config.json: see digest_of
 TITLE, KEPT = "title", "kept"  # in the metadata of a tree's field
 
 
@@ -124,6 +127,18 @@ def differences(saved: Mapping[str, Any], now: Mapping[str, Any], prefix: str = 
         elif before != after:
             found.append(f"{prefix}{key} was {json.dumps(before)} and is now {json.dumps(after)}")
     return found
+
+
+def digest_of(config: Mapping[str, Any]) -> str:
+    """Of what makes a run the one it is: its settings, and what it was asked for. In config.json and in checkpoints."""
+    content = json.dumps([config.get("settings"), config.get("request")], sort_keys=True)
+    return hashlib.sha256(content.encode()).hexdigest()
+
+
+def check_digest(config: Mapping[str, Any], path: Path) -> None:
+    """Folders of older versions have none."""
+    if RUN in config and config[RUN] != digest_of(config):
+        raise BadInput(f"{path} was changed after the run began: put back what it was, or start another run")
 
 
 # --- components together -----------------------------------------------------------------------------------------

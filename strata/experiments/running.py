@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import IO
 
 from strata.core.errors import BadInput
-from strata.core.files import read_json, said_plainly
+from strata.core.files import open_to_append, read_json, said_plainly
 from strata.core.importing import child_command, child_path
 from strata.core.paths import expanded
 from strata.core.processes import end_or_kill, sigterm_as_ctrl_c
@@ -72,7 +72,7 @@ def check_data(runs: Sequence[PlannedRun]) -> None:
 class _Worker:
     """A process of run_process.py and the run it is at."""
 
-    log: IO[str]
+    log: IO[bytes]
     run: PlannedRun | None = None
     process: subprocess.Popen[str] = field(init=False)
 
@@ -125,7 +125,7 @@ def carry_out(
     team: list[_Worker] = []
     with said_plainly(root):
         root.mkdir(parents=True, exist_ok=True)
-        file = open(root / LOG, "a", encoding="utf-8")
+        file = open_to_append(root / LOG)
     with file as log, selectors.DefaultSelector() as ready, sigterm_as_ctrl_c():
         try:
             while waiting or any(worker.run for worker in team):

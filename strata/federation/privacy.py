@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from strata.graph import Cut
     from strata.methods import Method
 
+MOST_NOISE = 1e4  # above, nothing is left of what devices send
+MOST_CLIP = 1e18  # noise of that many clips is still a finite float32
 LEAST_NOISE = 0.1  # below, epsilon is in the thousands after some rounds
 MOST_CUTS = 2_000  # to be gone through in every round, where each device has its own (seconds for ResNet20)
 
@@ -41,12 +43,12 @@ class Privacy:
     seed: int | None = None  # None: the operating system's randomness, never the same twice
 
     def __post_init__(self) -> None:
-        if not LEAST_NOISE <= self.noise < math.inf:
-            raise BadInput(f"the noise of differential privacy is {LEAST_NOISE} or more times the clip (about 1 is "
-                           f"usual), not {self.noise:g}")  # fmt: skip
-        if not 0 < self.clip < math.inf:
-            raise BadInput(f"the clip of differential privacy is the largest L2 norm of a device's change, above 0, "
-                           f"not {self.clip:g}")  # fmt: skip
+        if not LEAST_NOISE <= self.noise <= MOST_NOISE:
+            raise BadInput(f"the noise of differential privacy is {LEAST_NOISE:g} to {MOST_NOISE:g} times the clip "
+                           f"(about 1 is usual), not {self.noise:g}")  # fmt: skip
+        if not 0 < self.clip <= MOST_CLIP:
+            raise BadInput(f"the clip of differential privacy is the largest L2 norm of a device's change, above 0 and "
+                           f"at most {MOST_CLIP:g}, not {self.clip:g}")  # fmt: skip
         if not 0 < self.delta < 1:
             raise BadInput(f"delta is a chance well below one in the number of devices, not {self.delta:g}")
         if self.seed is not None and self.seed < 0:

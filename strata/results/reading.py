@@ -11,11 +11,10 @@ from typing import Any
 
 from strata.core.errors import BadInput
 from strata.results.appearance import place_of
+from strata.runs.metrics import PARTIAL, SUMS, ascending
 
 DEEPEST = 8  # levels below a given folder in which runs are looked for; strata experiment puts them eight below --out
 LARGEST = 256 << 20  # bytes of a file that is read
-PARTIAL = "partial"  # in a summary: lines of metrics.jsonl were lost, and these are of the rounds that are left
-SUMS = ("upload_bytes", "download_bytes", "train_flops", "peak_bytes", "dropped", "seconds")
 LARGEST_NUMBER = 1e100  # nothing a run counts comes near; sums and squares of such numbers are still finite
 
 
@@ -145,26 +144,24 @@ def read_run(path: Path, name: str | None = None) -> RecordedRun:
 
 def _records(path: Path, problems: list[str]) -> Iterator[Mapping[str, Any]]:
     """Rounds 0, 1, 2, ... A last line without an end is being written now; other bad lines are counted and said."""
-    lines = _bytes(path).splitlines(keepends=True) if path.exists() else []
-    bad = 0
-    expected = 0
-    for line in lines:
-        if not line.endswith(b"\n"):
-            break
-        try:
-            record = json.loads(line.decode())
-            if b"\\u" in line:  # only such an escape can name half a character
-                record = _cleaned(record)
-        except (ValueError, RecursionError):
-            record = None
-        round = whole(record.get("round")) if isinstance(record, dict) else None
-        if round is None or round < expected:
-            bad += 1
-            continue
-        expected = round + 1
-        yield record
+    lines = _bytes(path).split(b"\n")[:-1] if path.exists() else []
+    found = [record for record in map(_record, lines) if record is not None]
+    kept = ascending([int(record["round"]) for record in found])
+    bad = len(lines) - len(kept)
     if bad:
         problems.append(f"{bad} line{'s' if bad > 1 else ''} of {path.name} could not be read and left out")
+    return (found[at] for at in kept)
+
+
+def _record(line: bytes) -> Mapping[str, Any] | None:
+    try:
+        record = json.loads(line.decode())
+        if b"\\u" in line:  # only such an escape can name half a character
+            record = _cleaned(record)
+    except (ValueError, RecursionError):
+        return None
+    round = whole(record.get("round")) if isinstance(record, dict) else None
+    return None if round is None or round < 0 else record
 
 
 def read_object(path: Path) -> dict[str, Any]:

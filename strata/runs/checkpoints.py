@@ -29,8 +29,9 @@ _NAME = re.compile(r"round-(\d{8})\.json")
 
 
 class Checkpoints:
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, run: str | None = None) -> None:
+        """`run`: the digest of the run's settings, which its checkpoints have too. Older versions have none."""
+        self.folder, self.run = folder, run
 
     def save(self, state: FederationState) -> None:
         own_folder(self.folder)
@@ -45,6 +46,7 @@ class Checkpoints:
             "method": state.method,
             "holdings": state.holdings.to_json(),
             **({"norms": state.norms} if state.norms else {}),
+            **({"run": self.run} if self.run else {}),
             "bytes": len(data),
             "sha256": hashlib.sha256(data).hexdigest(),
         }
@@ -62,13 +64,17 @@ class Checkpoints:
         found = (_NAME.fullmatch(path.name) for path in self.folder.iterdir())
         return sorted((int(match[1]) for match in found if match), reverse=True)
 
-    def load(self, say: Callable[[str], None]) -> FederationState:
-        """The newest whole checkpoint; `say` hears of each that is not."""
+    def load(
+        self, say: Callable[[str], None], check: Callable[[FederationState], None] = lambda state: None
+    ) -> FederationState:
+        """The newest whole checkpoint that passes the `check`, which may raise anything; `say` hears of the others."""
         rounds = self.rounds()
         for round in rounds:
             try:
-                return self._read(round)
-            except (OSError, ValueError, KeyError, TypeError, IndexError) as error:
+                state = self._read(round)
+                check(state)
+                return state
+            except Exception as error:  # of any kind, where a file was made by hand
                 say(f"the checkpoint of round {round} is damaged ({one_line(error)}): using the previous one")
         what = "no whole checkpoint" if rounds else "no checkpoint"
         raise BadInput(f"there is {what} in {self.folder}: the run cannot be resumed; start it again in another folder")
@@ -82,6 +88,8 @@ class Checkpoints:
         values = json.loads(body)
         if values["format"] != FORMAT or values["round"] != round:
             raise ValueError(f"{stem.name}.json is of format {values['format']} and round {values['round']}")
+        if values.get("run") != self.run:
+            raise ValueError("it is of another run")
         data = stem.with_suffix(".safetensors").read_bytes()
         if len(data) != values["bytes"]:
             raise ValueError(f"{stem.name}.safetensors has {len(data)} of {values['bytes']} bytes")

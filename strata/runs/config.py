@@ -12,10 +12,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from strata.core.errors import BadInput
-from strata.core.files import read_object, said_plainly
+from strata.core.errors import BadInput, one_line
+from strata.core.files import check_own, read_object, said_plainly
 from strata.core.paths import expanded
-from strata.core.settings import Described, Needs, Tree, check, differences, part, setting
+from strata.core.settings import Described, Needs, Tree, check, check_digest, differences, part, setting
 from strata.core.sizes import parse_bytes, parse_ratio, parse_shape
 from strata.execution.execution import Execution
 from strata.planning.reserve import RESERVES
@@ -566,13 +566,19 @@ class RunConfig(Tree):
         with said_plainly(folder):
             if not (folder / "config.json").exists():
                 raise BadInput(f"there is no run to resume in {folder}")
+        check_own(folder)  # it names code, which is run to go on
+        check_own(folder / "config.json")
         written = read_object(folder / "config.json")
+        check_digest(written, folder / "config.json")
         if written.get("format", 1) not in range(1, FORMAT + 1):
             raise BadInput(f"{folder} was written by a later version of Strata: resume it with that")
         saved = written.get("request")
         if not isinstance(saved, dict):
             raise BadInput(f"{folder} was started from Python: resume it there, with strata.run(..., resume=True)")
-        config = cls.from_json(saved)
+        try:
+            config = cls.from_json(saved)
+        except (TypeError, ValueError, KeyError, AttributeError, OverflowError) as error:
+            raise BadInput(f"{folder / 'config.json'} is not as Strata writes it ({one_line(error)})") from error
         changed = config.changed(**given)
         found = differences(config.to_json(), changed.to_json())
         if found:

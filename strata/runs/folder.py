@@ -36,7 +36,7 @@ from strata.core.files import (
     write_json,
 )
 from strata.core.processor import processor_name
-from strata.core.settings import differences, settings_of
+from strata.core.settings import RUN, check_digest, differences, digest_of, settings_of
 from strata.data.objectives import Classification
 from strata.execution.execution import Execution
 from strata.runs import metrics
@@ -76,8 +76,9 @@ class RunFolder:
                 self._check_same(config)
             else:
                 refuse_used(path)  # another run may have begun between the check and the lock
+                config = {**config, RUN: digest_of(config)}
                 write_json(path / "config.json", config)
-            self.checkpoints = _checkpoints(path)
+            self.checkpoints = _checkpoints(path, read_object(path / "config.json").get(RUN))
             with said_plainly(path):
                 self._log = open_to_append(path / "run.log")
                 self._metrics = open_to_append(path / metrics.NAME)
@@ -87,6 +88,10 @@ class RunFolder:
 
     def _check_same(self, config: Mapping[str, Any]) -> None:
         saved = read_object(self.path / "config.json")
+        check_digest(saved, self.path / "config.json")
+        for name in ("settings", "versions", "machine"):
+            if not isinstance(saved.get(name, {}), dict):
+                raise BadInput(f"{self.path / 'config.json'} is not as Strata writes it: {name} is no JSON object")
         found = differences(saved.get("settings", {}), config.get("settings", {}))
         if found:
             raise BadInput(
@@ -109,6 +114,22 @@ class RunFolder:
 
     def write(self, name: str, value: Any) -> None:
         write_json(self.path / name, value)
+
+    def write_or_compare(self, name: str, value: Mapping[str, Any]) -> None:
+        """A file that follows from the settings: another content than at the run's beginning is refused. What a later
+        version has more to say is no difference."""
+        path = self.path / name
+        if not path.exists():
+            self.write(name, value)
+            return
+        saved = read_object(path)
+        same_keys = {key: one for key, one in json.loads(json.dumps(value)).items() if key in saved}
+        found = differences(saved, same_keys)
+        if found:
+            raise BadInput(
+                f"{path} was changed after the run began ({found[0]:.200}): put back what it was, or remove the file, "
+                "and it is written anew"
+            )
 
     def append(self, record: Mapping[str, Any]) -> None:
         assert tuple(key for key in record if key not in (EPSILON, VALIDATION, OVER)) == METRIC_KEYS
@@ -178,8 +199,21 @@ def is_finished(path: Path) -> bool:
         return all((path / name).exists() for name in ("model.safetensors", "summary.json"))
 
 
-def _checkpoints(path: Path) -> Checkpoints:
-    return Checkpoints(path / "checkpoint")
+def read_summary(path: Path) -> dict[str, Any]:
+    """Of a finished run, with all that its closing table shows."""
+    file = path / "summary.json"
+    summary = read_object(file)
+    for key in ("accuracy", "rounds", *metrics.SUMS):
+        if type(summary.get(key)) not in (int, float):
+            raise BadInput(f"{file} is not as Strata writes it: it holds no number {key}")
+    missing = [key for key in ("method", "seed", "loss", "bn") if key not in summary]
+    if missing:
+        raise BadInput(f"{file} is not as Strata writes it: it holds no {missing[0]}")
+    return summary
+
+
+def _checkpoints(path: Path, run: str | None = None) -> Checkpoints:
+    return Checkpoints(path / "checkpoint", run)
 
 
 def has_checkpoint(path: Path) -> bool:

@@ -11,7 +11,6 @@ from safetensors.torch import load_file
 from torch import nn
 
 from strata.core.errors import BadInput, one_line
-from strata.core.files import read_json
 from strata.core.seeds import derive
 from strata.data import FederatedData, Samples, hold_out, load
 from strata.engines import Engine
@@ -23,7 +22,7 @@ from strata.models.loading import load_model
 from strata.runs.allowance import Allowance
 from strata.runs.callbacks import Callback, trackers
 from strata.runs.config import RunConfig, of_some_methods
-from strata.runs.folder import has_checkpoint, is_finished, refuse_used
+from strata.runs.folder import has_checkpoint, is_finished, read_summary, refuse_used
 from strata.runs.progress import display
 from strata.runs.running import Prepared, carry_out, complete, settled
 from strata.runs.session import Result
@@ -50,7 +49,7 @@ def launch(
         refuse_used(out)  # before the slow part; checked again, under the lock, when the run begins
     elif is_finished(out):
         display(progress).say(f"{out} is finished: nothing to do")
-        return Result(out, read_json(out / "summary.json"))
+        return Result(out, read_summary(out))
     listeners = [*callbacks, *trackers(tensorboard, mlflow)]
     shared = Resources() if resources is None else resources
     try:

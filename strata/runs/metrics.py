@@ -19,6 +19,8 @@ METRIC_KEYS = (
 )  # fmt: skip
 EPSILON = "epsilon"  # one key more under differential privacy
 VALIDATION = "validation_accuracy"  # and where a callback judges by a validation split
+PARTIAL = "partial"  # a key of summary.json, where lines were lost: what follows is of the rounds that are left
+SUMS = ("upload_bytes", "download_bytes", "train_flops", "peak_bytes", "dropped", "seconds")  # of summary.json
 _AMOUNTS = ("upload_bytes", "download_bytes", "train_flops", "peak_bytes", "seconds")
 
 
@@ -54,7 +56,9 @@ def readable(content: bytes) -> tuple[list[Line], int]:
     found = [_parsed(text) for text in ended]
     whole = [line for line in found if line is not None]
     last = _parsed(rest)  # whole, but for its line break
-    ordered = _ascending(whole if last is None else [*whole, last])
+    if last is not None:
+        whole.append(last)
+    ordered = [whole[at] for at in ascending([line.round for line in whole])]
     return ordered, len(found) + (last is not None) - len(ordered)
 
 
@@ -75,19 +79,19 @@ def _amount(value: object) -> bool:
     return type(value) in (int, float) and 0 <= value < math.inf  # type: ignore[operator]
 
 
-def _ascending(lines: Sequence[Line]) -> list[Line]:
-    """The most lines whose rounds ascend: one wrong number costs its own line, not those that follow."""
-    ends: list[int] = []  # of the best chain of each length: the index of its last line
-    rounds: list[int] = []  # and that line's round
-    before: list[int] = []  # of each line: which one its chain had before it
-    for index, line in enumerate(lines):
-        place = bisect_left(rounds, line.round)
+def ascending(rounds: Sequence[int]) -> list[int]:
+    """Where the most rounds stand that ascend: one wrong number costs its own line, not those that follow."""
+    ends: list[int] = []  # of the best chain of each length: where its last round stands
+    lasts: list[int] = []  # and that round
+    before: list[int] = []  # of each round: where the one before it in its chain stands
+    for at, round in enumerate(rounds):
+        place = bisect_left(lasts, round)
         before.append(ends[place - 1] if place else -1)
-        ends[place : place + 1] = [index]
-        rounds[place : place + 1] = [line.round]
+        ends[place : place + 1] = [at]
+        lasts[place : place + 1] = [round]
     chain = []
     at = ends[-1] if ends else -1
     while at >= 0:
-        chain.append(lines[at])
+        chain.append(at)
         at = before[at]
     return chain[::-1]

@@ -151,6 +151,8 @@ def _rows(result: Result) -> list[tuple[str, str]]:
         ("time", f"{summary['seconds']:.1f} s"),
         ("model", str(result.out / "model.safetensors")),
     ]
+    if "partial" in summary:
+        rows.insert(4, ("recorded", f"{summary['partial']['recorded_rounds']} rounds: what follows is of these alone"))
     if "epsilon" in summary:
         rows.insert(-2, ("privacy", show_privacy(summary)))
     return rows

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from safetensors.torch import load_file, save
 from torch import Tensor, nn
 
-from strata.core.files import read_json, write_atomic
+from strata.core.files import write_atomic
 from strata.core.processes import Interrupts
 from strata.data.objectives import Classification, Objective
 from strata.engines import Engine
@@ -29,8 +29,8 @@ from strata.graph.initial import own_fan_in
 from strata.runs.allowance import OVER, Allowance, warning
 from strata.runs.callbacks import Callbacks, Evaluated, RunInfo, StopRun
 from strata.runs.config import RunOptions
-from strata.runs.folder import RunFolder, describe_method, is_finished
-from strata.runs.metrics import EPSILON, METRIC_KEYS, VALIDATION, read_metrics
+from strata.runs.folder import RunFolder, describe_method, is_finished, read_summary
+from strata.runs.metrics import EPSILON, METRIC_KEYS, PARTIAL, VALIDATION, read_metrics
 from strata.training import Evaluation
 
 if TYPE_CHECKING:
@@ -134,8 +134,11 @@ class Session:
     def _begin(self, model: nn.Module) -> FederationState:
         """The newest checkpoint's state, or the model's own weights."""
         folder, total = self.folder, self.options.course.rounds
+        plan = getattr(self.method, "plan", None)
+        described = plan.to_json() if plan is not None else describe_method(self.method)
         if folder.checkpoints.rounds():
-            state = folder.checkpoints.load(folder.say)
+            folder.write_or_compare("plan.json", described)
+            state = folder.checkpoints.load(folder.say, lambda state: self._check(state, model))
             folder.truncate_metrics(state.round)
             self.saved = state.round
             self.method = self.method.with_state(state.method)
@@ -143,8 +146,7 @@ class Session:
                 folder.say(f"resuming {folder.path} after {state.round} of {total} rounds")
             return state
         folder.truncate_metrics(0)
-        plan = getattr(self.method, "plan", None)
-        folder.write("plan.json", plan.to_json() if plan is not None else describe_method(self.method))
+        folder.write("plan.json", described)
         if plan is not None and plan.skipped:
             folder.say(f"with {total} rounds these steps get none: {', '.join(map(str, plan.skipped))}")
         tensors = {name: tensor.detach().clone().cpu() for name, tensor in model.state_dict().items()}
@@ -153,6 +155,13 @@ class Session:
         state = FederationState(0, tensors, method=self.method.state)
         self._save(state)
         return state
+
+    def _check(self, state: FederationState, model: nn.Module) -> None:
+        """A checkpoint may be whole and yet fit nothing here."""
+        own = {name: (tensor.shape, tensor.dtype) for name, tensor in model.state_dict().items()}
+        if {name: (tensor.shape, tensor.dtype) for name, tensor in state.tensors.items()} != own:
+            raise ValueError("its tensors are not the model's")
+        self.method.with_state(state.method)
 
     def _save(self, state: FederationState) -> None:
         if state.round != self.saved:
@@ -295,7 +304,7 @@ class Session:
             "model_sha256": hashlib.sha256(data).hexdigest(),
         }
         if len(records) < state.round:  # lines were lost: the sums, the peak and the budget's excess are of the others
-            summary["partial"] = {"recorded_rounds": len(records), "rounds": state.round}
+            summary[PARTIAL] = {"recorded_rounds": len(records), "rounds": state.round}
         if stop is not None:
             summary["stopped"] = str(stop) or type(stop).__name__
         if "validation" in self.samples:
@@ -311,7 +320,7 @@ def _finished(folder: Path, all_rounds: bool) -> Result | None:
     """The result of a run that was finished before: after all its rounds, or where a callback stopped it."""
     if not is_finished(folder):
         return None
-    summary = read_json(folder / "summary.json")
+    summary = read_summary(folder)
     return Result(folder, summary) if all_rounds or "stopped" in summary else None
 
 

@@ -56,8 +56,9 @@ def wait_for(what: Callable[[], Any], why: str, pause: float = 0.1) -> Any:
 
 
 def with_other_bundle(kind: str, command: list[str]) -> list[str]:
-    """In place of `python -m strata.fleet...`."""
-    return [*command[:2], "tests.fleet.other_bundle", kind, *command[3:]]
+    """In place of `python -P -m strata.fleet...`."""
+    module = command.index("-m") + 1
+    return [*command[:module], "tests.fleet.other_bundle", kind, *command[module + 1 :]]
 
 
 @dataclass

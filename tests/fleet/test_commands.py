@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import signal
 import socket
 import stat
@@ -12,6 +13,7 @@ import pytest
 
 pytest.importorskip("flwr")
 from strata.cli import main
+from strata.fleet.environment import environment
 from strata.fleet.security.keys import make_keys
 from tests.fleet.processes import PATIENCE, Command, free_port
 
@@ -190,3 +192,13 @@ def test_help_has_an_example(capsys: pytest.CaptureFixture[str], command: str) -
         main(["fleet", *command.split(), "--help"])
     assert ended.value.code == 0
     assert f"strata fleet {command}" in capsys.readouterr().out.partition("example")[2]
+
+
+def test_the_processes_of_a_fleet_do_not_look_for_modules_in_the_current_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", "/mine")
+    made = environment(tmp_path / "home")
+    assert made["PYTHONSAFEPATH"] == "1" and str(tmp_path) not in made["PYTHONPATH"].split(os.pathsep)
+    assert made["PYTHONPATH"].startswith("/mine")

@@ -133,6 +133,15 @@ def test_a_damaged_summary_is_survived(tmp_path: Path, text: str) -> None:
     assert made["groups"][0]["per_class"] == []
 
 
+def test_a_wrong_round_costs_its_own_line(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "a", rounds=5)
+    file = run / "metrics.jsonl"
+    file.write_text(file.read_text().replace('"round": 1', '"round": 9'))
+    read = read_run(run)
+    assert [one["round"] for one in read.records] == [0, 2, 3, 4]
+    assert read.problems == ("1 line of metrics.jsonl could not be read and left out",)
+
+
 def test_running_is_read_from_the_lock_without_taking_it(tmp_path: Path) -> None:
     run = make_run(tmp_path / "a", done=2)
     assert read_run(run).status == "unfinished"

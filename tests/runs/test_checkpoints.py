@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import errno
+import hashlib
+import json
 import os
 import resource
 import signal
@@ -91,6 +93,73 @@ def test_a_damaged_checkpoint_is_found_out_and_the_previous_one_used(tmp_path: P
     said: list[str] = []
     assert same(store.load(said.append), state_of(1))
     assert len(said) == 1 and "round 2 is damaged" in said[0] and "using the previous one" in said[0]
+
+
+def forged(path: Path, change: Callable[[dict], object]) -> None:
+    """Somebody wrote this checkpoint's JSON by hand, checksums and all."""
+    values = json.loads(json.loads(path.read_bytes())["checkpoint"])
+    body = change(values)
+    text = body if isinstance(body, str) else json.dumps(body)
+    path.write_text(json.dumps({"sha256": hashlib.sha256(text.encode()).hexdigest(), "checkpoint": text}))
+
+
+FORGED: dict[str, Callable[[dict], object]] = {
+    "too deep": lambda values: "[" * 100_000,
+    "a list": lambda values: [],
+    "a number": lambda values: 5,
+    "an order that is none": lambda values: {**values, "order": 7},
+    "holdings that are none": lambda values: {**values, "holdings": [1, "a"]},
+    "no method": lambda values: {key: value for key, value in values.items() if key != "method"},
+    "a format of another type": lambda values: {**values, "format": {}},
+    "bytes that are text": lambda values: {**values, "bytes": "many"},
+}
+
+
+@pytest.mark.parametrize("kind", FORGED)
+def test_a_checkpoint_made_by_hand_gives_way_to_the_previous_one(tmp_path: Path, kind: str) -> None:
+    store = Checkpoints(tmp_path)
+    store.save(state_of(1))
+    store.save(state_of(2))
+    forged(tmp_path / "round-00000002.json", FORGED[kind])
+    said: list[str] = []
+    assert same(store.load(said.append), state_of(1)) and len(said) == 1
+
+
+@pytest.mark.parametrize("content", [b"[" * 100_000, b"5", b'{"checkpoint": 5, "sha256": 5}', b"[]"])
+def test_any_json_in_its_place_gives_way(tmp_path: Path, content: bytes) -> None:
+    store = Checkpoints(tmp_path)
+    store.save(state_of(1))
+    store.save(state_of(2))
+    (tmp_path / "round-00000002.json").write_bytes(content)
+    said: list[str] = []
+    assert same(store.load(said.append), state_of(1)) and len(said) == 1
+
+
+def test_a_checkpoint_of_another_run_is_not_taken(tmp_path: Path) -> None:
+    ours, theirs = Checkpoints(tmp_path / "a", "ours"), Checkpoints(tmp_path / "b", "theirs")
+    ours.save(state_of(1))
+    theirs.save(state_of(2))
+    for path in theirs.folder.iterdir():
+        path.rename(ours.folder / path.name)
+    said: list[str] = []
+    assert same(ours.load(said.append), state_of(1))
+    assert "round 2 is damaged (it is of another run): using the previous one" in said[0]
+    (ours.folder / "round-00000001.json").unlink()
+    with pytest.raises(BadInput, match="no whole checkpoint"):
+        ours.load(said.append)
+
+
+def test_what_fits_nothing_here_gives_way(tmp_path: Path) -> None:
+    store = Checkpoints(tmp_path)
+    store.save(state_of(1))
+    store.save(state_of(2))
+
+    def check(state: FederationState) -> None:
+        if state.round == 2:
+            raise AttributeError("no such step")
+
+    said: list[str] = []
+    assert store.load(said.append, check).round == 1 and "no such step" in said[0]
 
 
 def test_half_a_pair_is_no_checkpoint(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ import pytest
 
 from strata.cli import main
 from strata.core.files import Lock
+from strata.core.settings import digest_of
 from strata.engines import Engine
 from strata.methods import METHODS
 from strata.runs import launch as launching
@@ -115,6 +116,48 @@ def test_worker_processes_find_a_model_in_the_current_folder_and_give_the_same_b
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert bits(Path("one")) == bits(Path("two"))
+
+
+def test_resume_runs_no_code_that_a_changed_config_names(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Path("strata_test_evil.py").write_text("open('ran', 'w')")
+    Path("run").mkdir()
+    request = {"model": "strata_test_evil:make", "method": "strata_test_evil:Method", "data": "digits"}
+    config = {"format": 2, "settings": {}, "request": {"data": "digits"}, "versions": {}}
+    for changed in ({**config, "run": digest_of(config), "request": request}, {**config, "request": {"rounds": [[]]}}):
+        Path("run", "config.json").write_text(json.dumps(changed))
+        code, _, err = strata(capsys, "run", "--resume", "run")
+        assert code == 2 and ("config.json was changed" in err or "rounds" in err) and "Traceback" not in err
+    config = {**config, "request": request}
+    Path("run", "config.json").write_text(json.dumps({**config, "run": digest_of(config)}))
+    monkeypatch.setattr(os, "geteuid", lambda: 12345678)
+    code, _, err = strata(capsys, "run", "--resume", "run")
+    assert code == 2 and "belongs to another user" in err and not Path("ran").exists()
+
+
+@pytest.mark.parametrize("text", ["[]", "{}", '{"accuracy": "high"}', "[" * 100_000])
+def test_a_summary_made_by_hand_is_one_sentence(capsys: pytest.CaptureFixture[str], text: str) -> None:
+    Path("run").mkdir()
+    config = {"format": 2, "settings": {}, "request": {"data": "digits", "method": "fedavg"}, "versions": {}}
+    Path("run", "config.json").write_text(json.dumps(config))
+    Path("run", "model.safetensors").touch()
+    Path("run", "summary.json").write_text(text)
+    code, _, err = strata(capsys, "run", "--resume", "run")
+    assert code == 2 and "summary.json" in err and "Traceback" not in err
+
+
+@pytest.mark.parametrize("flag", ["--rounds", "--lr", "--constraint", "--budget", "--dp-noise", "--out"])
+def test_a_value_that_is_two_dashes_is_none(capsys: pytest.CaptureFixture[str], flag: str) -> None:
+    code, _, err = strata(capsys, "run", f"{flag}=--", "--out", "run")
+    assert code == 2 and err == f"strata: {flag} needs a value, and -- is none\n" and not Path("run").exists()
+
+
+@pytest.mark.parametrize(("noise", "clip"), [("1e308", "1"), ("1", "1e308"), ("1e5", "1")])
+def test_noise_beyond_all_numbers_is_refused(capsys: pytest.CaptureFixture[str], noise: str, clip: str) -> None:
+    private = ["--method", "fedavg", "--dp-noise", noise, "--dp-clip", clip, "--validation", "0.05"]
+    code, _, err = strata(capsys, "run", *SMALL, *private, "--out", "run")
+    assert code == 2 and "of differential privacy is" in err and not Path("run").exists()
 
 
 def test_bad_input_is_one_sentence_exit_code_2_and_nothing_overwritten(capsys: pytest.CaptureFixture[str]) -> None:

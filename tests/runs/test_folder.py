@@ -167,3 +167,38 @@ def test_a_killed_process_leaves_nothing_in_the_way(tmp_path: Path) -> None:
     (tmp_path / ".lock").touch()
     RunFolder(tmp_path, CONFIG, resume=False, say=silent).close()
     assert not list(tmp_path.glob("*.tmp"))
+
+
+def test_a_changed_config_is_noticed(tmp_path: Path) -> None:
+    RunFolder(tmp_path, CONFIG, resume=False, say=silent).close()
+    file = tmp_path / "config.json"
+    config = json.loads(file.read_text())
+    for change in ({"settings": {**config["settings"], "rounds": 5}}, {"request": {"model": "os:abort"}}):
+        file.write_text(json.dumps({**config, **change}))
+        with pytest.raises(BadInput, match="config.json was changed after the run began"):
+            RunFolder(tmp_path, CONFIG, resume=True, say=silent)
+    del config["run"]  # as an older version wrote it
+    file.write_text(json.dumps(config))
+    RunFolder(tmp_path, CONFIG, resume=True, say=silent).close()
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, "[]", '{"settings": 5}', '{"versions": []}', '{"machine": 1}'])
+def test_a_config_made_by_hand_is_one_sentence(tmp_path: Path, text: str) -> None:
+    (tmp_path / "config.json").write_text(text)
+    with pytest.raises(BadInput):
+        RunFolder(tmp_path, CONFIG, resume=True, say=lambda text: None)
+
+
+def test_a_changed_plan_is_noticed_and_a_lost_one_written_anew(tmp_path: Path) -> None:
+    plan = {"steps": [{"k": 1}, {"k": 2}], "budget_bytes": 5}
+    folder = RunFolder(tmp_path, CONFIG, resume=False, say=silent)
+    folder.write_or_compare("plan.json", plan)
+    folder.write_or_compare("plan.json", {**plan, "said_by_later_versions": 1})
+    for changed in ({**plan, "budget_bytes": 6}, {**plan, "steps": []}, {**plan, "more": 1}, []):
+        (tmp_path / "plan.json").write_text(json.dumps(changed))
+        with pytest.raises(BadInput, match="plan.json was changed after|is not as Strata writes it"):
+            folder.write_or_compare("plan.json", plan)
+    (tmp_path / "plan.json").unlink()
+    folder.write_or_compare("plan.json", plan)
+    assert json.loads((tmp_path / "plan.json").read_text()) == plan
+    folder.close()

@@ -170,6 +170,22 @@ def test_without_a_cache_they_are_built_for_the_process(tmp_path: Path, monkeypa
 
 
 @needs_compiler
+def test_batches_that_leave_a_register_half_full_are_refused() -> None:
+    weights = torch.zeros(1, 2, 1, 3, 3)
+    lanes = kernels.library.loaded().narrow_lanes()
+    assert lanes in (8, 16) and kernels.LANES % lanes == 0
+    assert convolution(torch.zeros(1, 1, 4, 4, lanes), weights, 1, 1).shape == (1, 2, 4, 4, lanes)
+    for batch in (1, lanes - 1, lanes + 4):
+        with pytest.raises(ValueError, match=f"a batch of {batch} samples: it has to be a multiple of {lanes}"):
+            convolution(torch.zeros(1, 1, 4, 4, batch), weights, 1, 1)
+    for stride, padding in ((0, 1), (1, -1)):
+        with pytest.raises(ValueError, match="no convolution of"):
+            convolution(torch.zeros(1, 1, 4, 4, 16), weights, stride, padding)
+    with pytest.raises(ValueError, match="no convolution of"):
+        convolution(torch.zeros(1, 1, 2, 2, 16), weights, 1, 0)
+
+
+@needs_compiler
 def test_a_damaged_or_planted_library_is_built_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Loading half of one would end this process with SIGBUS."""
     monkeypatch.setattr(kernels.library, "FLAGS", ("-O0", *kernels.library.FLAGS[1:]))  # sooner

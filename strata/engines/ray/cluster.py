@@ -144,7 +144,7 @@ def _without_current_folder() -> Any:
     file there would take the place of an installed package. Workers are told where to look by us."""
     from ray.job_config import JobConfig
 
-    class OwnPlaces(JobConfig):  # type: ignore[misc]
+    class OwnPlaces(JobConfig):
         def _runtime_env_has_working_dir(self) -> bool:
             return True
 

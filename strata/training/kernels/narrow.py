@@ -17,7 +17,7 @@ class Convolution(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weights: Tensor, stride: int, padding: int) -> Tensor:
-        _check(x, weights)
+        _check(x, weights, stride, padding)
         x, weights = x.contiguous(), weights.contiguous()
         networks, channels, height, width, batch = x.shape
         out, kernel_h, kernel_w = weights.shape[1], *weights.shape[3:]
@@ -49,12 +49,21 @@ def convolution(x: Tensor, weights: Tensor, stride: int, padding: int) -> Tensor
     return result
 
 
-def _check(x: Tensor, weights: Tensor) -> None:
+def _check(x: Tensor, weights: Tensor, stride: int, padding: int) -> None:
     """C takes them as they are said to be."""
+    if x.dim() != 5 or weights.dim() != 5 or not x.device.type == weights.device.type == "cpu":
+        raise ValueError("a convolution is of [networks, in, h, w, batch] by [networks, out, in, kh, kw] on the CPU")
     if not x.dtype == weights.dtype == torch.float32:
         raise TypeError(f"a convolution of float32, not of {x.dtype} by {weights.dtype}")
     if (x.shape[0], x.shape[1]) != (weights.shape[0], weights.shape[2]):
         raise ValueError(f"a convolution of {list(x.shape)} by {list(weights.shape)}: networks or channels differ")
+    lanes = loaded().narrow_lanes()
+    if x.shape[4] % lanes:  # the last register would reach beyond the end
+        raise ValueError(f"a batch of {x.shape[4]} samples: it has to be a multiple of {lanes} here")
+    empty = any(s + 2 * padding < k for s, k in zip(x.shape[2:4], weights.shape[3:], strict=True))
+    if stride < 1 or padding < 0 or empty:
+        how = f"stride {stride}, padding {padding}"
+        raise ValueError(f"no convolution of {list(x.shape)} by {list(weights.shape)} with {how}")
 
 
 def _call(name: str, result: Tensor, first: Tensor, second: Tensor, shape: tuple[int, ...]) -> None:
