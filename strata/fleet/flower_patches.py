@@ -45,9 +45,10 @@ class Patch:
 
 
 Told = Callable[[], None]  # called when there is an app to start
+Token = Callable[[], str]  # the operator's, as it is now
 
 
-def patch_server(token: str | None, told: Told) -> None:
+def patch_server(token: Token | None, told: Told) -> None:
     """`token`: the operator's; None on a plain-text server."""
     for patch in server_patches(token, told):
         patch.apply()
@@ -64,7 +65,7 @@ def patch_device(poll: float, told: Told) -> None:
         patch.apply()
 
 
-def server_patches(token: str | None, told: Told) -> tuple[Patch, ...]:
+def server_patches(token: Token | None, told: Told) -> tuple[Patch, ...]:
     starts = functools.partial(only_strata_starts, told=told)
     return (
         Patch("flwr.superlink.servicer.control.control_handlers", "start_run", starts),
@@ -130,7 +131,7 @@ def within_bounds(push_messages: Callable[..., Any]) -> Callable[..., Any]:
     return push_bounded
 
 
-def guarded(get_middleware: Callable[[], tuple[Any, ...]], token: str | None) -> Callable[[], tuple[Any, ...]]:
+def guarded(get_middleware: Callable[[], tuple[Any, ...]], token: Token | None) -> Callable[[], tuple[Any, ...]]:
     """Flower's own hook for what comes first at the door; it is filled by an extension package of Flower's only.
 
     Why: Flower asks for proof on one of the three interfaces behind its port (see security/connection_guard.py).

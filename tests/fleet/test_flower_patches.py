@@ -114,7 +114,7 @@ def test_it_is_called_where_the_replacement_stands(module: str) -> None:
 
 def test_every_patch_is_of_something_that_is_looked_at() -> None:
     patches = (
-        *flower_patches.server_patches("token", print),
+        *flower_patches.server_patches(str, print),
         *flower_patches.app_patches(),
         *flower_patches.device_patches(1.0, print),
     )
