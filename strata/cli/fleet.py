@@ -152,6 +152,7 @@ def _add_run(commands: Subparsers) -> None:
         "--out", metavar="DIR", help="the run folder, on the server: new, or with --resume one to continue"
     )
     group.add_argument("--resume", action="store_true", help="continue the run in --out, with its own settings")
+    group.add_argument("--from-round", type=int, metavar="N", help="with --resume: go on after N rounds (--keep-every)")
     group.add_argument("--wait-for", type=int, metavar="N", help="devices to wait for at first (default 1)")
     group.add_argument("--wait", type=float, metavar="S", help="at most so many seconds (default 600)")
     group.add_argument(

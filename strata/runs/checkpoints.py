@@ -1,7 +1,7 @@
 """The state on disk: checkpoint/ROUND.safetensors and checkpoint/ROUND.json, which names the former's checksum.
 
 The JSON is written last and counts: without it, or with a wrong checksum anywhere, the checkpoint does not exist and
-the previous one is used. The newest two are kept. No pickle.
+the previous one is used. The newest two are kept, and where that was asked for every Nth. No pickle.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ _NAME = re.compile(r"round-(\d{8})\.json")
 class Checkpoints:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        self.every: int | None = None  # of so many rounds they are kept, beside the newest
 
     def save(self, state: FederationState) -> None:
         with said_plainly(self.folder):
@@ -46,6 +47,7 @@ class Checkpoints:
             "method": state.method,
             "holdings": state.holdings.to_json(),
             **({"norms": state.norms} if state.norms else {}),
+            **({"seen": list(state.seen)} if state.seen else {}),
             "bytes": len(data),
             "sha256": hashlib.sha256(data).hexdigest(),
         }
@@ -63,8 +65,11 @@ class Checkpoints:
         found = (_NAME.fullmatch(path.name) for path in self.folder.iterdir())
         return sorted((int(match[1]) for match in found if match), reverse=True)
 
-    def load(self, say: Callable[[str], None]) -> FederationState:
-        """The newest whole checkpoint; `say` hears of each that is not."""
+    def load(self, say: Callable[[str], None], wanted: int | None = None) -> FederationState:
+        """The newest whole checkpoint; `say` hears of each that is not. `wanted`: that of this round and no other;
+        later ones are removed."""
+        if wanted is not None:
+            return self._go_back(wanted)
         rounds = self.rounds()
         for round in rounds:
             try:
@@ -73,6 +78,21 @@ class Checkpoints:
                 say(f"the checkpoint of round {round} is damaged ({one_line(error)}): using the previous one")
         what = "no whole checkpoint" if rounds else "no checkpoint"
         raise BadInput(f"there is {what} in {self.folder}: the run cannot be resumed; start it again in another folder")
+
+    def _go_back(self, round: int) -> FederationState:
+        there = self.rounds()
+        if round not in there:
+            known = ", ".join(map(str, sorted(there)))
+            raise BadInput(f"there is no checkpoint after {round} rounds in {self.folder}: there are those of {known}")
+        try:
+            state = self._read(round)
+        except (OSError, ValueError, KeyError, TypeError, IndexError) as error:
+            raise BadInput(f"the checkpoint of round {round} is damaged ({one_line(error)}): choose another") from error
+        for later in (number for number in there if number > round):
+            for suffix in (".json", ".safetensors"):  # the one that counts first
+                with said_plainly(self.folder):
+                    (self.folder / f"round-{later:08d}{suffix}").unlink(missing_ok=True)
+        return state
 
     def _read(self, round: int) -> FederationState:
         stem = self.folder / f"round-{round:08d}"
@@ -99,11 +119,14 @@ class Checkpoints:
             method=values["method"],
             holdings=Holdings.load(arrays, values["holdings"]),
             norms=values.get("norms", {}),
+            seen=tuple(map(float, values.get("seen", ()))),
         )
 
     def _tidy(self) -> None:
-        """Removes all but the newest checkpoints, and what a killed process left half-written."""
-        keep = {f"round-{round:08d}" for round in self.rounds()[:KEPT]}
+        """Removes all but the checkpoints to keep, and what a killed process left half-written."""
+        rounds = self.rounds()
+        kept = [round for round in rounds if self.every is not None and round % self.every == 0]
+        keep = {f"round-{round:08d}" for round in [*rounds[:KEPT], *kept]}
         for path in self.folder.iterdir():
             if path.name.startswith("round-") and (path.suffix == ".tmp" or path.stem not in keep):
                 with contextlib.suppress(OSError):

@@ -84,6 +84,7 @@ class Session:
     objective: Objective = Classification()  # of the data
     allowance: Allowance | None = None  # None: devices may hold whatever the method takes
     warned: bool = False  # that a device took more
+    from_round: int | None = None  # None: resume after the newest checkpoint
 
     def run(self, model: nn.Module, interrupts: Interrupts) -> Result:
         folder, total = self.folder, self.options.course.rounds
@@ -131,8 +132,9 @@ class Session:
     def _begin(self, model: nn.Module) -> FederationState:
         """The newest checkpoint's state, or the model's own weights."""
         folder, total = self.folder, self.options.course.rounds
+        folder.checkpoints.every = self.options.course.keep_every
         if folder.checkpoints.rounds():
-            state = folder.checkpoints.load(folder.say)
+            state = folder.checkpoints.load(folder.say, self.from_round)
             folder.truncate_metrics(state.round)
             self.saved = state.round
             self.method = self.method.with_state(state.method)

@@ -134,5 +134,9 @@ def test_a_new_run_on_real_devices_is_guarded_unless_asked_otherwise() -> None:
     plain = RunConfig.from_json(REQUEST)
     assert fleet_run.guarded(plain).updates.weight_cap == 4.0
     assert fleet_run.guarded(plain.changed(weight_cap=2.0)).updates.weight_cap == 2.0
+    assert fleet_run.guarded(plain).updates.norm_factor == 5.0
+    assert fleet_run.guarded(plain.changed(norm_factor=0.0)).updates.norm_factor == 0.0
+    private = plain.changed(dp_noise=1.0, dp_clip=0.5)
+    assert fleet_run.guarded(private).updates.norm_factor is None  # a change is clipped there
     parts = fleet_run.ReportedSamples((10, 20, 30, 2**40))
     assert _most_counted(4.0, parts) == 100 and _most_counted(None, parts) is None

@@ -31,9 +31,9 @@ def signer(scope: Mapping[str, Any]) -> bytes | None:
         age = (datetime.datetime.now(datetime.UTC) - signed_at).total_seconds()
         if not -SYSTEM_TIME_TOLERANCE < age < TIMESTAMP_TOLERANCE + SYSTEM_TIME_TOLERANCE:
             return None
-        if not (scope["path"] in GREETINGS or _is_registered(scope, key)) or not verify_signature(
-            bytes_to_public_key(key), timestamp, signature
-        ):
+        if scope["path"] not in GREETINGS and not _is_registered(scope, key):
+            return None
+        if not verify_signature(bytes_to_public_key(key), timestamp, signature):
             return None
     except (KeyError, ValueError, TypeError, UnicodeError, binascii.Error):
         return None
