@@ -70,6 +70,7 @@ def server_patches(token: Token | None, told: Told) -> tuple[Patch, ...]:
     return (
         Patch("flwr.superlink.servicer.control.control_handlers", "start_run", starts),
         Patch("flwr.superlink.servicer.fleet.fleet_handlers", "push_messages", within_bounds),
+        Patch("flwr.superlink.servicer.fleet.fleet_handlers", "get_run", without_config),
         Patch("flwr.superlink.extensions", "get_middleware", functools.partial(guarded, token=token)),
         Patch("uvicorn", "run", limited_server),
     )
@@ -129,6 +130,21 @@ def within_bounds(push_messages: Callable[..., Any]) -> Callable[..., Any]:
         return push_messages(request=request, state=state)
 
     return push_bounded
+
+
+def without_config(get_run: Callable[..., Any]) -> Callable[..., Any]:
+    """Flower's handler that tells a device of its run.
+
+    Why: it tells all that the run was asked for, with the server's folders, the bounds on updates and the seed. What a
+    device needs is in the message of its task.
+    """
+
+    def get_bare_run(request: Any, state: Any) -> Any:
+        answer = get_run(request=request, state=state)
+        answer.run.ClearField("override_config")
+        return answer
+
+    return get_bare_run
 
 
 def guarded(get_middleware: Callable[[], tuple[Any, ...]], token: Token | None) -> Callable[[], tuple[Any, ...]]:
