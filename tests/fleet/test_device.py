@@ -140,7 +140,6 @@ def test_over_the_budget_is_said_at_once_and_the_next_task_is_done(settings: Dev
     (first_process,) = wait_for(lambda: alone(settings))
     packet = ask(settings, message("train", graph().full()), owner)
     assert packet.meta["kind"] == "memory"
-    assert packet.meta["kind"] == "memory"
     assert ask(settings, message("train", graph().slt(4, 5, 0.1)), owner).meta["what"] == "update"
     assert wait_for(lambda: alone(settings)) == [first_process]  # the same process, and no other
 
