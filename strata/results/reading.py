@@ -11,6 +11,7 @@ from typing import Any
 
 from strata.core.errors import BadInput
 from strata.results.appearance import place_of
+from strata.results.growing import GrowingRecords, line_of
 
 DEEPEST = 8  # levels below a given folder in which runs are looked for; strata experiment puts them eight below --out
 LARGEST = 256 << 20  # bytes of a file that is read
@@ -65,8 +66,9 @@ class RecordedRun:
         return "running" if is_running(self.path) else "unfinished"
 
 
-def find_runs(places: Iterable[str | Path]) -> list[RecordedRun]:
-    """The runs in these folders, each a run itself or a folder with runs in it (of `strata compare`, for one)."""
+def find_runs(places: Iterable[str | Path], known: dict[Path, GrowingRecords] | None = None) -> list[RecordedRun]:
+    """The runs in these folders, each a run itself or a folder with runs in it (of `strata compare`, for one). `known`:
+    what was read of their metrics before, for whoever looks again."""
     found: dict[Path, int] = {}  # where it really is: a run that is given twice is one
     places = list(places)
     several = len(places) > 1  # then the order is the user's
@@ -85,7 +87,7 @@ def find_runs(places: Iterable[str | Path]) -> list[RecordedRun]:
             )
         for folder in here:
             found.setdefault(folder.resolve(), len(found))
-    runs = [read_run(folder, name) for folder, name in zip(found, _names(list(found)), strict=True)]
+    runs = [read_run(folder, name, known) for folder, name in zip(found, _names(list(found)), strict=True)]
     return runs if several else sorted(runs, key=_rank)
 
 
@@ -130,37 +132,38 @@ def _names(paths: list[Path]) -> list[str]:
 # --- one run ---------------------------------------------------------------------------------------------------------
 
 
-def read_run(path: Path, name: str | None = None) -> RecordedRun:
+def read_run(path: Path, name: str | None = None, known: dict[Path, GrowingRecords] | None = None) -> RecordedRun:
     config = _json(path / "config.json")
     problems: list[str] = []
     plan, summary = (_optional(path / file, problems) for file in ("plan.json", "summary.json"))
-    records = tuple(_records(path / "metrics.jsonl", problems))
+    growing = GrowingRecords(_record) if known is None else known.setdefault(path, GrowingRecords(_record))
+    records = _records(path / "metrics.jsonl", problems, growing)
     name = clean(path.name) if name is None else name
     return RecordedRun(path, name, mapping(config), mapping(plan), records, summary, tuple(map(clean, problems)))
 
 
-def _records(path: Path, problems: list[str]) -> Iterator[Mapping[str, Any]]:
-    """Rounds 0, 1, 2, ... A last line without an end is being written now; other bad lines are counted and said."""
-    lines = _bytes(path).splitlines(keepends=True) if path.exists() else []
-    bad = 0
-    expected = 0
-    for line in lines:
-        if not line.endswith(b"\n"):
-            break
-        try:
-            record = json.loads(line.decode())
-            if b"\\u" in line:  # only such an escape can name half a character
-                record = _cleaned(record)
-        except (ValueError, RecursionError):
-            record = None
-        round = whole(record.get("round")) if isinstance(record, dict) else None
-        if round is None or round < expected:
-            bad += 1
-            continue
-        expected = round + 1
-        yield record
-    if bad:
-        problems.append(f"{bad} line{'s' if bad > 1 else ''} of {path.name} could not be read and left out")
+def _records(path: Path, problems: list[str], growing: GrowingRecords) -> tuple[Mapping[str, Any], ...]:
+    """Rounds 0, 1, 2, ...; lines that are none are counted and said."""
+    if not path.exists():
+        return ()
+    try:
+        if path.stat().st_size > LARGEST:
+            raise BadInput(f"{path} is too large to be a run's file ({path.stat().st_size} bytes)")
+        growing.update(path)
+    except OSError as error:
+        raise _unreadable(path, error) from error
+    if growing.bad:
+        problems.append(
+            f"{growing.bad} line{'s' if growing.bad > 1 else ''} of {path.name} could not be read and left out"
+        )
+    return tuple(growing.records)
+
+
+def _record(line: bytes) -> Mapping[str, Any] | None:
+    record = line_of(line)
+    if b"\\u" in line:  # only such an escape can name half a character
+        record = _cleaned(record)
+    return record if isinstance(record, dict) and whole(record.get("round")) is not None else None
 
 
 def read_object(path: Path) -> dict[str, Any]:
@@ -186,7 +189,7 @@ def read_metrics(path: Path) -> tuple[Mapping[str, Any], ...]:
     file = path / "metrics.jsonl"
     _bytes(file)  # says so where there is none
     problems: list[str] = []
-    records = tuple(_records(file, problems))
+    records = _records(file, problems, GrowingRecords(_record))
     if problems:
         raise BadInput(f"cannot read {file}: {problems[0]}")
     return records
