@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from strata.cli import main
 from strata.cli.fleet import add_parser
 from strata.core.errors import BadInput, Infeasible
 from strata.core.flags import given
@@ -140,3 +141,12 @@ def test_a_new_run_on_real_devices_is_guarded_unless_asked_otherwise() -> None:
     assert fleet_run.guarded(private).updates.norm_factor is None  # a change is clipped there
     parts = fleet_run.ReportedSamples((10, 20, 30, 2**40))
     assert _most_counted(4.0, parts) == 100 and _most_counted(None, parts) is None
+
+
+def test_going_back_is_for_runs_that_are_resumed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert RunSettings(REQUEST, "/a", resume=True, from_round=3).from_round == 3
+    for wrong in ({"from_round": 3}, {"from_round": -1, "resume": True}, {"from_round": True, "resume": True}):
+        with pytest.raises(BadInput, match="--from-round says after how many rounds a run is resumed"):
+            RunSettings(REQUEST, "/a", **wrong)  # type: ignore[arg-type]
+    assert main(["run", "--out", "/a", "--from-round", "2"]) == 2
+    assert "--from-round says where a run is resumed" in capsys.readouterr().err
