@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from strata.core.errors import BadInput
 from strata.engines import Engine, Outcome
 from strata.federation.aggregation import Aggregate, RunningMean, ServerOptimizer, in_order
@@ -262,8 +264,8 @@ def _attempt(
 
 def _check_growth(round: int, changed: Mapping[str, tuple[Tensor, Tensor]], most: float) -> None:
     """Before the round counts: what has gone to pieces must not get into a checkpoint."""
-    before = math.hypot(*(float(old.norm()) for old, _ in changed.values()))
-    after = math.hypot(*(float(new.norm()) for _, new in changed.values()))
+    before = math.hypot(*(float(old.norm(dtype=torch.float64)) for old, _ in changed.values()))
+    after = math.hypot(*(float(new.norm(dtype=torch.float64)) for _, new in changed.values()))
     if math.isfinite(after) and after <= most * max(before, 1.0):
         return
     raise RoundFailed(
