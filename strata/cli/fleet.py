@@ -1,4 +1,4 @@
-"""`strata fleet keys|server|device|run|status`: a fleet of real devices, on Flower (an extra)."""
+"""`strata fleet keys|revoke|rotate|server|device|run|status`: a fleet of real devices, on Flower (an extra)."""
 
 from __future__ import annotations
 
@@ -29,6 +29,8 @@ def add_parser(subparsers: Subparsers) -> None:
     )  # fmt: skip
     commands = parser.add_subparsers(dest="fleet_command", metavar="COMMAND", required=True)
     _add_keys(commands)
+    _add_revoke(commands)
+    _add_rotate(commands)
     _add_server(commands)
     _add_device(commands)
     _add_run(commands)
@@ -58,6 +60,28 @@ def _add_keys(commands: Subparsers) -> None:
     )
     parser.add_argument("--renew", action="store_true", help="make another server certificate (--host: other names)")
     parser.set_defaults(func=keys)
+
+
+def _add_revoke(commands: Subparsers) -> None:
+    parser = _sub(
+        commands, "revoke", "shut a device's key out, for good",
+        "  strata fleet revoke pi-3 --keys keys",
+    )  # fmt: skip
+    parser.add_argument("name", metavar="NAME", help="of the device")
+    parser.add_argument("--keys", metavar="DIR", type=Path, required=True, help="the key folder, on the server")
+    parser.set_defaults(func=revoke)
+
+
+def _add_rotate(commands: Subparsers) -> None:
+    parser = _sub(
+        commands, "rotate", "replace the operator's token, the certificate authority, or a device's key",
+        "  strata fleet rotate token --keys keys\n  strata fleet rotate ca --keys keys\n"
+        "  strata fleet rotate device pi-3 --keys keys",
+    )  # fmt: skip
+    parser.add_argument("what", choices=("token", "ca", "device"), help="what is replaced")
+    parser.add_argument("name", nargs="?", metavar="NAME", help="of the device")
+    parser.add_argument("--keys", metavar="DIR", type=Path, required=True, help="the key folder, on the server")
+    parser.set_defaults(func=rotate)
 
 
 def _add_server(commands: Subparsers) -> None:
@@ -128,6 +152,7 @@ def _add_run(commands: Subparsers) -> None:
         "--out", metavar="DIR", help="the run folder, on the server: new, or with --resume one to continue"
     )
     group.add_argument("--resume", action="store_true", help="continue the run in --out, with its own settings")
+    group.add_argument("--from-round", type=int, metavar="N", help="with --resume: go on after N rounds (--keep-every)")
     group.add_argument("--wait-for", type=int, metavar="N", help="devices to wait for at first (default 1)")
     group.add_argument("--wait", type=float, metavar="S", help="at most so many seconds (default 600)")
     group.add_argument(
@@ -187,6 +212,31 @@ def keys(args: argparse.Namespace) -> None:
 
     made = make_keys(expanded(args.folder), split_list(args.host), split_list(args.devices), args.renew)
     print(what_goes_where(made))
+
+
+def revoke(args: argparse.Namespace) -> None:
+    from strata.fleet.security.keys import KeyFolder
+    from strata.fleet.security.revocation import revoke
+
+    revoke(KeyFolder(expanded(args.keys)), args.name)
+    print(f"{args.name} is shut out for good: a server that is running does so within seconds")
+
+
+def rotate(args: argparse.Namespace) -> None:
+    from strata.fleet.output import what_is_new
+    from strata.fleet.security import revocation
+    from strata.fleet.security.keys import KeyFolder
+
+    if (args.what == "device") != (args.name is not None):
+        raise BadInput("give a device's name after `rotate device`, and none after `rotate token` or `rotate ca`")
+    folder = KeyFolder(expanded(args.keys))
+    if args.what == "token":
+        revocation.rotate_token(folder)
+    elif args.what == "ca":
+        revocation.rotate_authority(folder)
+    else:
+        revocation.rotate_device(folder, args.name)
+    print(what_is_new(args.what, folder, args.name))
 
 
 def server(args: argparse.Namespace) -> int:

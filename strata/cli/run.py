@@ -35,6 +35,7 @@ def add_parser(subparsers: Subparsers) -> None:
     group = parser.add_argument_group("this run")
     group.add_argument("--out", metavar="DIR", help="the run folder: new or empty")
     group.add_argument("--resume", metavar="DIR", help="continue this run folder with its own settings")
+    group.add_argument("--from-round", type=int, metavar="N", help="with --resume: go on after N rounds (--keep-every)")
     group.add_argument("--tensorboard", action="store_true", help="also log to DIR/tensorboard (an extra)")
     group.add_argument("--mlflow", action="store_true", help="also log to MLflow (an extra)")
     add_output_arguments(group)
@@ -58,6 +59,8 @@ def asked_of(args: argparse.Namespace) -> dict[str, Any]:
 def run(args: argparse.Namespace) -> int:
     if (args.out is None) == (args.resume is None):
         raise BadInput("give either --out DIR for a new run or --resume DIR to continue one")
+    if args.from_round is not None and args.resume is None:
+        raise BadInput("--from-round says where a run is resumed: give --resume DIR too, or leave it out")
     asked = asked_of(args)
     from strata.engines import EngineFailed  # torch: only once everything above has been read
     from strata.federation import RoundFailed
@@ -75,6 +78,7 @@ def run(args: argparse.Namespace) -> int:
             config,
             folder,
             resume=args.resume is not None,
+            from_round=args.from_round,
             progress=not args.quiet,
             tensorboard=args.tensorboard,
             mlflow=args.mlflow,

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
+
+import torch
 
 from strata.core.errors import BadInput
 from strata.engines import Engine, Outcome
@@ -19,12 +21,16 @@ from strata.federation.privacy import Privacy, PrivateSum, Reach
 from strata.federation.robust import FEWEST, KeptUpdates, Robust, updates_needed
 from strata.federation.simulated_fleet import SimulatedFleet
 from strata.federation.state import FederationState
+from strata.federation.usual_change import UsualChange, change_size
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from strata.data import Partition
     from strata.execution import Execution
     from strata.graph import Cut
     from strata.methods import Method, Task
+    from strata.training import Update
 
 ATTEMPTS = 10
 
@@ -54,6 +60,8 @@ class RoundSettings:
     largest_loss: float = LARGEST_LOSS  # that is believed of a device
     store: DeviceStore | None = None  # where devices keep what the method wants them to keep
     norms: NormStatistics | None = None  # batch norms with fixed statistics; None: there are none
+    norm_factor: float | None = None  # refuse changes so many times as large as usual; None: as large as they are
+    most_growth: float = math.inf  # of the model in one round: more is no training
     most_counted: int | None = None  # samples of a device that count; None: as many as it says
 
     def __post_init__(self) -> None:
@@ -141,6 +149,7 @@ def play(
             f"Of the last devices: {common or 'none could be asked'}. Lower the quorum or ask more devices per round"
         )
     tensors, slots = settings.server.apply(state.tensors, state.slots, mean)
+    _check_growth(round, {name: (state.tensors[name], tensors[name]) for name in mean.changed}, settings.most_growth)
     holdings = state.holdings.after(round, tally.reached, mean.changed)
     after = replace(state, round=round + 1, tensors=tensors, slots=slots, holdings=holdings)
     return after, tally.record(with_loss=settings.privacy is None)
@@ -203,6 +212,32 @@ def _attempt(
             if excuse.startswith("late"):  # it worked, in vain
                 tally.train_flops += flops(task) * settings.counted(len(settings.partition[device])) * settings.epochs
     tally.asked |= cuts
+    usual = None if settings.norm_factor is None else UsualChange(settings.norm_factor, state.seen)
+    waiting: list[tuple[TrainJob, Update, float]] = []
+
+    def drop(device: int, reason: str, detail: str = "") -> None:
+        tally.dropped[device] = reason
+        log(f"round {round}, device {device}: {reason}" + (f"\n{detail}" if detail else ""))
+
+    def take(job: TrainJob, update: Update) -> None:
+        device, samples = job.task.device, settings.counted(update.samples)
+        mean.add(job.task.cut, update.tensors, float(samples) if settings.weighted else 1.0)
+        if settings.store is not None and update.kept is not None:
+            settings.store.write(device, round, update.kept)
+        tally.peaks[device] = max(tally.peaks.get(device, 0), update.peak_bytes)
+        tally.loss_sum += update.loss * samples
+        tally.samples += samples
+
+    def take_usual() -> None:
+        """Those that waited, in their order."""
+        for job, update, size in waiting:
+            unusual = None if usual is None else usual.problem(size)
+            if unusual is None:
+                take(job, update)
+            else:
+                drop(job.task.device, unusual)
+        waiting.clear()
+
     for job, outcome in _answers(engine, jobs, settings, state):
         task, update = job.task, outcome.result
         if outcome.sent:
@@ -214,17 +249,30 @@ def _attempt(
             tally.train_flops += flops(task) * settings.counted(len(job.samples)) * settings.epochs
             tally.upload_bytes += trained_bytes(task.cut)
         if reason is not None:
-            tally.dropped[task.device] = reason
-            log(f"round {round}, device {task.device}: {reason}" + (f"\n{outcome.detail}" if outcome.detail else ""))
-            continue
-        samples = settings.counted(update.samples)
-        mean.add(task.cut, update.tensors, float(samples) if settings.weighted else 1.0)
-        if settings.store is not None and update.kept is not None:
-            settings.store.write(task.device, round, update.kept)
-        tally.peaks[task.device] = max(tally.peaks.get(task.device, 0), update.peak_bytes)
-        tally.loss_sum += update.loss * samples
-        tally.samples += samples
-    return state, mean, cuts
+            drop(task.device, reason, outcome.detail)
+        elif usual is None:
+            take(job, update)
+        else:
+            size = change_size(task.cut, update.tensors, state.tensors)
+            usual.note(size)
+            waiting.append((job, update, size))
+            if usual.known:
+                take_usual()
+    take_usual()
+    return state if usual is None else replace(state, seen=usual.seen), mean, cuts
+
+
+def _check_growth(round: int, changed: Mapping[str, tuple[Tensor, Tensor]], most: float) -> None:
+    """Before the round counts: what has gone to pieces must not get into a checkpoint."""
+    before = math.hypot(*(float(old.norm(dtype=torch.float64)) for old, _ in changed.values()))
+    after = math.hypot(*(float(new.norm(dtype=torch.float64)) for _, new in changed.values()))
+    if math.isfinite(after) and after <= most * max(before, 1.0):
+        return
+    raise RoundFailed(
+        f"round {round} would have left no model (the norm of its weights goes from {before:.3g} to {after:.3g}): one "
+        "of its devices may lie, or the learning rate is too high. The round is not kept; go on with --resume once "
+        "that device is gone, or begin anew with --aggregation median"
+    )
 
 
 def _aggregate(state: FederationState, method: Method, settings: RoundSettings) -> Aggregate:

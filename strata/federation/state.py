@@ -19,4 +19,5 @@ class FederationState:
     slots: dict[str, Tensor] = field(default_factory=dict)  # the server optimizer's tensors
     method: dict[str, Any] = field(default_factory=dict)  # what the method has learnt (early stopping), JSON
     holdings: Holdings = field(default_factory=Holdings)
+    seen: tuple[float, ...] = ()  # sizes of the latest changes, where a bound follows them
     norms: dict[str, Any] = field(default_factory=dict)  # fixed statistics: when and for what measured, JSON

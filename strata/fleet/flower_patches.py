@@ -45,9 +45,10 @@ class Patch:
 
 
 Told = Callable[[], None]  # called when there is an app to start
+Token = Callable[[], str]  # the operator's, as it is now
 
 
-def patch_server(token: str | None, told: Told) -> None:
+def patch_server(token: Token | None, told: Told) -> None:
     """`token`: the operator's; None on a plain-text server."""
     for patch in server_patches(token, told):
         patch.apply()
@@ -64,11 +65,12 @@ def patch_device(poll: float, told: Told) -> None:
         patch.apply()
 
 
-def server_patches(token: str | None, told: Told) -> tuple[Patch, ...]:
+def server_patches(token: Token | None, told: Told) -> tuple[Patch, ...]:
     starts = functools.partial(only_strata_starts, told=told)
     return (
         Patch("flwr.superlink.servicer.control.control_handlers", "start_run", starts),
         Patch("flwr.superlink.servicer.fleet.fleet_handlers", "push_messages", within_bounds),
+        Patch("flwr.superlink.servicer.fleet.fleet_handlers", "get_run", without_config),
         Patch("flwr.superlink.extensions", "get_middleware", functools.partial(guarded, token=token)),
         Patch("uvicorn", "run", limited_server),
     )
@@ -130,7 +132,22 @@ def within_bounds(push_messages: Callable[..., Any]) -> Callable[..., Any]:
     return push_bounded
 
 
-def guarded(get_middleware: Callable[[], tuple[Any, ...]], token: str | None) -> Callable[[], tuple[Any, ...]]:
+def without_config(get_run: Callable[..., Any]) -> Callable[..., Any]:
+    """Flower's handler that tells a device of its run.
+
+    Why: it tells all that the run was asked for, with the server's folders, the bounds on updates and the seed. What a
+    device needs is in the message of its task.
+    """
+
+    def get_bare_run(request: Any, state: Any) -> Any:
+        answer = get_run(request=request, state=state)
+        answer.run.ClearField("override_config")
+        return answer
+
+    return get_bare_run
+
+
+def guarded(get_middleware: Callable[[], tuple[Any, ...]], token: Token | None) -> Callable[[], tuple[Any, ...]]:
     """Flower's own hook for what comes first at the door; it is filled by an extension package of Flower's only.
 
     Why: Flower asks for proof on one of the three interfaces behind its port (see security/connection_guard.py).

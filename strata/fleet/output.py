@@ -11,7 +11,7 @@ from strata.core.sizes import show_bytes
 from strata.fleet.protocol.settings import RunSettings
 
 if TYPE_CHECKING:
-    from strata.fleet.security.keys import NewKeys
+    from strata.fleet.security.keys import KeyFolder, NewKeys
     from strata.fleet.server.status import FleetState
     from strata.fleet.server.submission import Ending
 
@@ -44,6 +44,19 @@ def what_goes_where(made: NewKeys) -> str:
         if not made.new_fleet:
             lines += ["a server that is running admits them within seconds"]
     return "\n".join(lines)
+
+
+def what_is_new(what: str, folder: KeyFolder, name: str | None) -> str:
+    """After `strata fleet rotate`."""
+    if what == "token":
+        return f"another operator.token: copy {folder.token} to whoever starts runs; the old one is refused from now on"
+    if what == "ca":
+        return (
+            f"another certificate authority: copy {folder.authority} to every device and operator, in place of theirs, "
+            "then restart the server; until they have it they do not connect"
+        )
+    assert name is not None
+    return f"another key for {name}: copy {folder.device(name).path} there, by a safe channel; the old one is shut out"
 
 
 def close(ending: Ending, settings: RunSettings, as_json: bool, local: bool) -> int:

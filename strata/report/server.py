@@ -1,4 +1,4 @@
-"""The page of a run while it trains, on this machine only.
+"""The page of a run while it trains, on this machine only, and there for who knows its address only.
 
 One thread looks at the folder once a second (a few `stat` calls; less often where there are thousands of folders) and
 reads it again only if something changed. Pages hold one open stream each, over which they hear of a new version, and
@@ -8,9 +8,11 @@ then fetch it once: nobody polls.
 from __future__ import annotations
 
 import contextlib
+import hmac
 import json
 import os
 import re
+import secrets
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -22,6 +24,7 @@ from strata.core.errors import BadInput, one_line
 from strata.report.page import page, plotly_script
 from strata.report.page_data import page_data
 from strata.report.reconstruction import Reconstruction
+from strata.results.growing import GrowingRecords
 from strata.results.reading import DEEPEST, RecordedRun, clean, find_runs, is_running
 
 LOOK = 1.0  # seconds between two looks at the folder
@@ -44,14 +47,16 @@ class WatchedFolder:
         self._rebuilt: Reconstruction | None = None
         self._over = threading.Event()
         self._seen: Any = None
-        self._effort = 0.0  # seconds that the last look took, but for reading what was new
+        self._effort = 0.0  # seconds that the last look took, of reading what was new half
         self._trouble = ""  # why the newest state is not on the page
+        self._metrics: dict[Path, GrowingRecords] = {}  # of each run, as far as they were read
         self._read: dict[str, Any] = {}  # the last data that could be made
         self._value: dict[str, Any] = {}  # the same as published
         self.look()
 
     def look(self) -> bool:
         """Reads the folder again if its files changed. Raises BadInput only at the first look."""
+        began = time.monotonic()
         seen = self._state()
         if seen == self._seen and not self._trouble:
             return False
@@ -64,6 +69,7 @@ class WatchedFolder:
             return False  # the folder is being moved or removed: what was seen last stays on the page
         self._seen, self._read, self._trouble = seen, value, ""
         self._publish(value)
+        self._effort = max(self._effort, (time.monotonic() - began) / 2)  # a long run's page is made less often
         return True
 
     def look_again(self) -> None:
@@ -81,7 +87,7 @@ class WatchedFolder:
 
     def _runs(self) -> list[RecordedRun]:
         try:
-            return find_runs([self.place])
+            return find_runs([self.place], self._metrics)
         except BadInput:
             if os.path.exists(self.place / "compare.json"):  # a comparison that has just begun
                 return []
@@ -152,6 +158,7 @@ class PageServer(ThreadingHTTPServer):
         self.watched = watched
         self.plotly = plotly_script()
         self.streams = threading.BoundedSemaphore(STREAMS)
+        self.secret = secrets.token_urlsafe(16)  # other users of this machine reach the port, but do not know this
         try:
             super().__init__(("127.0.0.1", port), PageHandler)
         except (OSError, OverflowError) as error:
@@ -160,7 +167,7 @@ class PageServer(ThreadingHTTPServer):
 
     @property
     def address(self) -> str:
-        return f"http://127.0.0.1:{self.server_port}/"
+        return f"http://127.0.0.1:{self.server_port}/{self.secret}/"
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """A page that was closed is no news."""
@@ -177,14 +184,17 @@ class PageHandler(BaseHTTPRequestHandler):
         # a page of another site can point its own name at 127.0.0.1; it cannot choose the Host it asks for
         if not THIS_MACHINE.fullmatch(self.headers.get("Host", "")):
             return self._send(403, "text/plain", b"this server answers only to 127.0.0.1\n")
+        _, secret, *rest = (self.path.partition("?")[0] + "/").split("/", 2)
+        if not hmac.compare_digest(secret.encode(), self.server.secret.encode()):
+            return self._send(403, "text/plain", b"open the address that strata watch has printed\n")
         answers: dict[str, Callable[[], None]] = {
             "/": self._page,
             "/index.html": self._page,
             "/data.json": self._data,
             "/events": self._events,
         }
-        answer = answers.get(self.path.partition("?")[0])
-        return answer() if answer else self._send(404, "text/plain", b"there is only one page here, at /\n")
+        answer = answers.get("/" + rest[0].removesuffix("/"))
+        return answer() if answer else self._send(404, "text/plain", b"there is only one page here\n")
 
     do_HEAD = do_GET
 

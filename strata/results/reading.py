@@ -11,7 +11,8 @@ from typing import Any
 
 from strata.core.errors import BadInput
 from strata.results.appearance import place_of
-from strata.runs.metrics import PARTIAL, SUMS, ascending
+from strata.results.growing import GrowingRecords, line_of
+from strata.runs.metrics import PARTIAL, SUMS
 
 DEEPEST = 8  # levels below a given folder in which runs are looked for; strata experiment puts them eight below --out
 LARGEST = 256 << 20  # bytes of a file that is read
@@ -66,8 +67,9 @@ class RecordedRun:
         return "running" if is_running(self.path) else "unfinished"
 
 
-def find_runs(places: Iterable[str | Path]) -> list[RecordedRun]:
-    """The runs in these folders, each a run itself or a folder with runs in it (of `strata compare`, for one)."""
+def find_runs(places: Iterable[str | Path], known: dict[Path, GrowingRecords] | None = None) -> list[RecordedRun]:
+    """The runs in these folders, each a run itself or a folder with runs in it (of `strata compare`, for one). `known`:
+    what was read of their metrics before, for whoever looks again."""
     found: dict[Path, int] = {}  # where it really is: a run that is given twice is one
     places = list(places)
     several = len(places) > 1  # then the order is the user's
@@ -86,7 +88,7 @@ def find_runs(places: Iterable[str | Path]) -> list[RecordedRun]:
             )
         for folder in here:
             found.setdefault(folder.resolve(), len(found))
-    runs = [read_run(folder, name) for folder, name in zip(found, _names(list(found)), strict=True)]
+    runs = [read_run(folder, name, known) for folder, name in zip(found, _names(list(found)), strict=True)]
     return runs if several else sorted(runs, key=_rank)
 
 
@@ -131,35 +133,39 @@ def _names(paths: list[Path]) -> list[str]:
 # --- one run ---------------------------------------------------------------------------------------------------------
 
 
-def read_run(path: Path, name: str | None = None) -> RecordedRun:
+def read_run(path: Path, name: str | None = None, known: dict[Path, GrowingRecords] | None = None) -> RecordedRun:
     config = _json(path / "config.json")
     problems: list[str] = []
     plan, summary = (_optional(path / file, problems) for file in ("plan.json", "summary.json"))
-    records = tuple(_records(path / "metrics.jsonl", problems))
+    growing = GrowingRecords(_record) if known is None else known.setdefault(path, GrowingRecords(_record))
+    records = _records(path / "metrics.jsonl", problems, growing)
     if summary is not None and PARTIAL in summary:
         problems.append(f"lines of metrics.jsonl were lost: the sums are of {len(records)} rounds only")
     name = clean(path.name) if name is None else name
     return RecordedRun(path, name, mapping(config), mapping(plan), records, summary, tuple(map(clean, problems)))
 
 
-def _records(path: Path, problems: list[str]) -> Iterator[Mapping[str, Any]]:
-    """Rounds 0, 1, 2, ... A last line without an end is being written now; other bad lines are counted and said."""
-    lines = _bytes(path).split(b"\n")[:-1] if path.exists() else []
-    found = [record for record in map(_record, lines) if record is not None]
-    kept = ascending([int(record["round"]) for record in found])
-    bad = len(lines) - len(kept)
+def _records(path: Path, problems: list[str], growing: GrowingRecords) -> tuple[Mapping[str, Any], ...]:
+    """Rounds 0, 1, 2, ...; lines that are none are counted and said."""
+    if not path.exists():
+        return ()
+    try:
+        if path.stat().st_size > LARGEST:
+            raise BadInput(f"{path} is too large to be a run's file ({path.stat().st_size} bytes)")
+        growing.update(path)
+    except OSError as error:
+        raise _unreadable(path, error) from error
+    records = growing.records()
+    bad = growing.lines - len(records)
     if bad:
         problems.append(f"{bad} line{'s' if bad > 1 else ''} of {path.name} could not be read and left out")
-    return (found[at] for at in kept)
+    return tuple(records)
 
 
 def _record(line: bytes) -> Mapping[str, Any] | None:
-    try:
-        record = json.loads(line.decode())
-        if b"\\u" in line:  # only such an escape can name half a character
-            record = _cleaned(record)
-    except (ValueError, RecursionError):
-        return None
+    record = line_of(line)
+    if b"\\u" in line:  # only such an escape can name half a character
+        record = _cleaned(record)
     round = whole(record.get("round")) if isinstance(record, dict) else None
     return None if round is None or round < 0 else record
 
@@ -191,7 +197,7 @@ def read_metrics(path: Path) -> tuple[Mapping[str, Any], ...]:
     file = path / "metrics.jsonl"
     _bytes(file)  # says so where there is none
     problems: list[str] = []
-    records = tuple(_records(file, problems))
+    records = _records(file, problems, GrowingRecords(_record))
     if problems:
         raise BadInput(f"cannot read {file}: {problems[0]}")
     return records

@@ -1,7 +1,7 @@
 """The state on disk: checkpoint/ROUND.safetensors and checkpoint/ROUND.json, which names the former's checksum.
 
 The JSON is written last and counts: without it, or with a wrong checksum anywhere, the checkpoint does not exist and
-the previous one is used. The newest two are kept. No pickle.
+the previous one is used. The newest two are kept, and where that was asked for every Nth. No pickle.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from safetensors.torch import load as parse_tensors
 from safetensors.torch import save as dump_tensors
 
 from strata.core.errors import BadInput, one_line
-from strata.core.files import is_leftover, own_folder, write_atomic
+from strata.core.files import is_leftover, own_folder, said_plainly, write_atomic
 from strata.federation.held_layers import Holdings
 from strata.federation.state import FederationState
 
@@ -32,6 +32,7 @@ class Checkpoints:
     def __init__(self, folder: Path, run: str | None = None) -> None:
         """`run`: the digest of the run's settings, which its checkpoints have too. Older versions have none."""
         self.folder, self.run = folder, run
+        self.every: int | None = None  # of so many rounds they are kept, beside the newest
 
     def save(self, state: FederationState) -> None:
         own_folder(self.folder)
@@ -47,6 +48,7 @@ class Checkpoints:
             "holdings": state.holdings.to_json(),
             **({"norms": state.norms} if state.norms else {}),
             **({"run": self.run} if self.run else {}),
+            **({"seen": list(state.seen)} if state.seen else {}),
             "bytes": len(data),
             "sha256": hashlib.sha256(data).hexdigest(),
         }
@@ -65,9 +67,15 @@ class Checkpoints:
         return sorted((int(match[1]) for match in found if match), reverse=True)
 
     def load(
-        self, say: Callable[[str], None], check: Callable[[FederationState], None] = lambda state: None
+        self,
+        say: Callable[[str], None],
+        check: Callable[[FederationState], None] = lambda state: None,
+        wanted: int | None = None,
     ) -> FederationState:
-        """The newest whole checkpoint that passes the `check`, which may raise anything; `say` hears of the others."""
+        """The newest whole checkpoint that passes the `check`, which may raise anything; `say` hears of the others.
+        `wanted`: that of this round and no other; later ones are removed."""
+        if wanted is not None:
+            return self._go_back(wanted, check)
         rounds = self.rounds()
         for round in rounds:
             try:
@@ -78,6 +86,22 @@ class Checkpoints:
                 say(f"the checkpoint of round {round} is damaged ({one_line(error)}): using the previous one")
         what = "no whole checkpoint" if rounds else "no checkpoint"
         raise BadInput(f"there is {what} in {self.folder}: the run cannot be resumed; start it again in another folder")
+
+    def _go_back(self, round: int, check: Callable[[FederationState], None]) -> FederationState:
+        there = self.rounds()
+        if round not in there:
+            known = ", ".join(map(str, sorted(there)))
+            raise BadInput(f"there is no checkpoint after {round} rounds in {self.folder}: there are those of {known}")
+        try:
+            state = self._read(round)
+            check(state)
+        except Exception as error:  # of any kind, where a file was made by hand
+            raise BadInput(f"the checkpoint of round {round} is damaged ({one_line(error)}): choose another") from error
+        for later in (number for number in there if number > round):
+            for suffix in (".json", ".safetensors"):  # the one that counts first
+                with said_plainly(self.folder):
+                    (self.folder / f"round-{later:08d}{suffix}").unlink(missing_ok=True)
+        return state
 
     def _read(self, round: int) -> FederationState:
         stem = self.folder / f"round-{round:08d}"
@@ -106,11 +130,14 @@ class Checkpoints:
             method=values["method"],
             holdings=Holdings.load(arrays, values["holdings"]),
             norms=values.get("norms", {}),
+            seen=tuple(map(float, values.get("seen", ()))),
         )
 
     def _tidy(self) -> None:
-        """Removes all but the newest checkpoints, and what a killed process left half-written."""
-        keep = {f"round-{round:08d}" for round in self.rounds()[:KEPT]}
+        """Removes all but the checkpoints to keep, and what a killed process left half-written."""
+        rounds = self.rounds()
+        kept = [round for round in rounds if self.every is not None and round % self.every == 0]
+        keep = {f"round-{round:08d}" for round in [*rounds[:KEPT], *kept]}
         for path in self.folder.iterdir():
             if path.name.startswith("round-") and (is_leftover(path.name) or path.stem not in keep):
                 with contextlib.suppress(OSError):

@@ -216,6 +216,15 @@ class Course(Component):
     lr_end: float = setting(
         0.01, "of the last, along a cosine (default 0.01, or a tenth of --lr)", metavar="X", above=0
     )
+    keep_every: int | None = setting(
+        None,
+        "keep the checkpoint of every Nth round too, beside the newest two (--resume ... --from-round goes back)",
+        metavar="N",
+        whole=True,
+        least=1,
+        refusal="checkpoints are kept of every 1 or more rounds, not of every {}",
+        since=2,
+    )
     exact: bool = setting(
         False,
         "simulate every device on its own and by torch's convolutions, as a real one trains; else narrow ones run "
@@ -298,6 +307,15 @@ class Updates(Component):
         metavar="X",
         above=0,
         refusal="the norm bound must be a number above 0, not {}",
+    )
+    norm_factor: float | None = setting(
+        None,
+        "refuse updates that change so many times more than the median of those seen (0: none; default: off; of real "
+        "devices 5)",
+        metavar="X",
+        least=0,
+        refusal="the norm factor is a number of usual changes, such as 5, or 0 for no bound, not {}",
+        since=2,
     )
     aggregation: str = setting(
         "mean",

@@ -35,6 +35,7 @@ def launch(
     out: Path,
     *,
     resume: bool = False,
+    from_round: int | None = None,
     progress: bool = True,
     callbacks: Iterable[Callback] = (),
     tensorboard: bool = False,
@@ -48,6 +49,7 @@ def launch(
     if not resume:
         refuse_used(out)  # before the slow part; checked again, under the lock, when the run begins
     elif is_finished(out):
+        refuse_going_back(out, from_round)
         display(progress).say(f"{out} is finished: nothing to do")
         return Result(out, read_summary(out))
     listeners = [*callbacks, *trackers(tensorboard, mlflow)]
@@ -58,6 +60,7 @@ def launch(
             out,
             checkpoint_every=config.machine.checkpoint_every,
             resume=resume,
+            from_round=from_round,
             progress=progress,
             callbacks=listeners,
             request=config.to_json(),
@@ -65,6 +68,14 @@ def launch(
     finally:
         if resources is None:
             shared.close()
+
+
+def refuse_going_back(out: Path, from_round: int | None) -> None:
+    """In a finished run."""
+    if from_round is not None:
+        raise BadInput(
+            f"{out} is finished: to go back in it, move its model.safetensors and summary.json elsewhere first"
+        )
 
 
 class Resources:

@@ -47,6 +47,7 @@ from strata.runs.workers import make_engine
 from strata.training import COHORT, WIDEST, LocalTraining, Workspace, cohorts, cosine, kernels
 from strata.training.settings import OptimizerFactory
 
+MOST_GROWTH = 10.0  # of the model's norm in a round of real devices, which may lie
 Partitions = str | Partition | Sequence[Sequence[int] | np.ndarray]
 
 
@@ -68,6 +69,7 @@ def run(
     engine: Engine | Ray | None = None,
     checkpoint_every: int = 1,
     resume: bool = False,
+    from_round: int | None = None,
     progress: bool = True,
     tensorboard: bool = False,
     mlflow: bool = False,
@@ -90,7 +92,8 @@ def run(
     training: how devices train; without it, as the plan says, with the data's own augmentation.
     optimizer: of devices, as a function of (parameters, learning rate); what it keeps counts in the budget. The same
         as LocalTraining(optimizer=...).
-    resume: continue in `out`, to the bits of a run that never stopped.
+    resume: continue in `out`, to the bits of a run that never stopped. from_round: from this round's checkpoint
+        instead of the newest; later ones are removed.
     workers: worker processes, one per core; 0 does all work in this process. engine=Ray(...): on a Ray cluster.
     checkpoint_every: rounds between checkpoints. progress: show them on stderr.
     tensorboard, mlflow: write there too.
@@ -155,6 +158,7 @@ def run(
         workers=workers,
         checkpoint_every=checkpoint_every,
         resume=resume,
+        from_round=from_round,
         progress=progress,
         callbacks=[*callbacks, *trackers(tensorboard, mlflow)],
         request=request,
@@ -191,6 +195,7 @@ def carry_out(
     workers: int | None = None,
     checkpoint_every: int = 1,
     resume: bool = False,
+    from_round: int | None = None,
     progress: bool = True,
     callbacks: Iterable[Callback] = (),
     request: Mapping[str, Any] | None = None,
@@ -203,6 +208,8 @@ def carry_out(
     training = replace(training, shortened=not options.course.exact)
     if checkpoint_every < 1:
         raise BadInput(f"checkpoints are every 1 or more rounds, not every {checkpoint_every}")
+    if from_round is not None and not resume:
+        raise BadInput("from_round is where a run is resumed: give resume too, or leave it out")
     check_fit(method, model, data)
     check_last(method, options.course.rounds)
     check_hooks(method, options)
@@ -241,6 +248,7 @@ def carry_out(
             objective=data.objective,
             names=plain_names(model, plain),
             allowance=prepared.allowance,
+            from_round=from_round,
         )
         with Interrupts() as interrupts:
             return session.run(model, interrupts)
@@ -307,6 +315,8 @@ def round_settings(
         adjusted=prepared.adjusted,
         largest_loss=prepared.data.objective.largest_loss,
         norms=_norms(prepared, training),
+        norm_factor=updates.norm_factor or None,
+        most_growth=MOST_GROWTH if getattr(parts, "elsewhere", False) else float("inf"),
         most_counted=_most_counted(updates.weight_cap, parts),
     )
 

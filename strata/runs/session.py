@@ -87,6 +87,7 @@ class Session:
     allowance: Allowance | None = None  # None: devices may hold whatever the method takes
     warned: bool = False  # that a device took more
     token: str = field(default_factory=lambda: secrets.token_hex(8))  # of this process's part of the run
+    from_round: int | None = None  # None: resume after the newest checkpoint
 
     def run(self, model: nn.Module, interrupts: Interrupts) -> Result:
         folder, total = self.folder, self.options.course.rounds
@@ -136,9 +137,10 @@ class Session:
         folder, total = self.folder, self.options.course.rounds
         plan = getattr(self.method, "plan", None)
         described = plan.to_json() if plan is not None else describe_method(self.method)
+        folder.checkpoints.every = self.options.course.keep_every
         if folder.checkpoints.rounds():
             folder.write_or_compare("plan.json", described)
-            state = folder.checkpoints.load(folder.say, lambda state: self._check(state, model))
+            state = folder.checkpoints.load(folder.say, lambda state: self._check(state, model), self.from_round)
             folder.truncate_metrics(state.round)
             self.saved = state.round
             self.method = self.method.with_state(state.method)

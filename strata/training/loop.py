@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import count
+from itertools import chain, count
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from strata.core.errors import BadInput
-from strata.core.seeds import derive, generator
+from strata.core.seeds import derive
 from strata.methods.base import Phase, Task
 from strata.training.kernels import own_convolutions
 from strata.training.memory import peak_bytes
@@ -52,9 +52,10 @@ def train_device(
     samples: Samples,
     settings: LocalTraining,
     lr: float,
-    seed: int,
+    seed: int | TaskSeeds,
 ) -> Update:
-    """`tensors`: task.cut.extract(server state). `samples`: the device's own. `seed`: the run's."""
+    """`tensors`: task.cut.extract(server state). `samples`: the device's own. `seed`: the run's, or what a real device
+    is told of it."""
     if len(samples) == 0:
         raise BadInput(f"device {task.device} has no samples: every device needs at least one")
     draws = Draws.of(seed, task)
@@ -89,6 +90,22 @@ def _put_back(
 
 
 @dataclass(frozen=True)
+class TaskSeeds:
+    """All that is random in one device's task of one phase, as a real device is told it: not the run's seed, from which
+    it would know who is asked when, and what others draw."""
+
+    order: int
+    augmentation: int
+    levels: int
+    dropout: int
+
+    @classmethod
+    def of(cls, seed: int, task: Task) -> TaskSeeds:
+        purposes = ("sample order", "augmentation", "fjord level", "dropout")
+        return cls(*(derive(seed, purpose, task.round, task.device) for purpose in purposes))
+
+
+@dataclass(frozen=True)
 class Draws:
     """All that is random in a task; each of its phases draws on from where the one before has stopped."""
 
@@ -98,14 +115,14 @@ class Draws:
     dropout: Iterator[int]  # a seed for each phase
 
     @classmethod
-    def of(cls, seed: int, task: Task) -> Draws:
-        numbers = (task.round, task.device)
-        return cls(
-            generator(seed, "sample order", *numbers),
-            generator(seed, "augmentation", *numbers),
-            generator(seed, "fjord level", *numbers),
-            (derive(seed, "dropout", *numbers, *([phase] if phase else [])) for phase in count()),
-        )
+    def of(cls, seed: int | TaskSeeds, task: Task) -> Draws:
+        seeds = seed if isinstance(seed, TaskSeeds) else TaskSeeds.of(seed, task)
+        generators = (seeds.order, seeds.augmentation, seeds.levels)
+        order, augmentation, levels = (torch.Generator().manual_seed(one) for one in generators)
+        if isinstance(seed, TaskSeeds):
+            return cls(order, augmentation, levels, iter((seeds.dropout,)))
+        later = (derive(seed, "dropout", task.round, task.device, phase) for phase in count(1))
+        return cls(order, augmentation, levels, chain((seeds.dropout,), later))
 
 
 def _train_phase(

@@ -14,10 +14,12 @@ from torch import Tensor
 from strata.core.errors import BadInput
 from strata.data import iid
 from strata.engines import InlineEngine, Outcome
+from strata.federation.aggregation import ServerOptimizer
 from strata.federation.jobs import DeviceProgram, evaluate
 from strata.federation.rounds import RoundFailed, RoundSettings, play
 from strata.federation.simulated_fleet import SimulatedFleet
 from strata.federation.state import FederationState
+from strata.federation.usual_change import WINDOW, UsualChange
 from strata.graph import Cut
 from strata.training import LocalTraining, Workspace, reestimated
 from tests.federation import tiny
@@ -230,6 +232,48 @@ def test_no_device_weighs_more_than_a_few_others() -> None:
     assert record["train_flops"] == (11 * 20 + 80) * 1000
     owned, _ = played(2**40)
     assert not same(owned, honest)
+
+
+def times(factor: float) -> Lie:
+    """So many times its honest change."""
+    start_of = tiny.model().state_dict()
+
+    def changed(update: Any) -> Any:
+        moved = {name: start_of[name] + factor * (one - start_of[name]) for name, one in update.tensors.items()}
+        return replace(update, tensors=moved)
+
+    return changed
+
+
+def test_the_bound_follows_the_changes_seen() -> None:
+    """From the first round on, in which updates wait for each other; the bits are those of who is left."""
+    honest, record, _ = one_round(Lying(), per_round=12, norm_factor=5.0)
+    assert record["dropped"] == [] and len(honest.seen) == 12
+    assert same(honest, one_round(Lying(), per_round=12)[0])
+    guarded, record, _ = one_round(Lying({3: times(1000.0)}), per_round=12, norm_factor=5.0)
+    ((refused),) = record["dropped"]
+    assert refused["id"] == 3 and refused["reason"].endswith("times the usual one, above the bound of 5")
+    assert same(guarded, one_round(Lying({3: lambda update: "gone"}), per_round=12)[0])
+    (few,) = one_round(Lying({3: times(1000.0)}), devices=4, norm_factor=5.0)[1]["dropped"]  # of four
+    assert few["id"] == 3
+
+
+def test_the_bound_follows_honest_changes_that_grow() -> None:
+    usual = UsualChange(5.0, (1.0,) * WINDOW)
+    refused = 0
+    for _ in range(WINDOW):
+        usual.note(100.0)
+        refused += usual.problem(100.0) is not None
+    assert refused == WINDOW // 2 and usual.seen == (100.0,) * WINDOW
+    assert usual.problem(501.0) == "its change is 5.01 times the usual one, above the bound of 5"
+
+
+def test_a_model_that_goes_to_pieces_is_not_kept() -> None:
+    lies = {device: times(1e6) for device in range(12)}
+    for limits in ({"most_growth": 10.0}, {"server": ServerOptimizer("none", 1e38)}):
+        with pytest.raises(RoundFailed, match="round 0 would have left no model .*The round is not kept"):
+            one_round(Lying(lies), **limits)
+    one_round(Lying(lies))  # in a simulation nobody lies, and a norm may grow
 
 
 def test_impossible_settings() -> None:

@@ -16,6 +16,7 @@ import httpx
 from strata.core.errors import BadInput
 from strata.fleet.security.addresses import Address
 from strata.fleet.security.keys import KeyFolder, make_keys
+from strata.fleet.security.revocation import revoke, rotate_device
 from strata.fleet.server import admission
 from strata.fleet.server.admission import Admission
 from strata.fleet.server.control import Access
@@ -90,14 +91,42 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
 def test_a_key_that_was_shut_out_stays_out(world: World) -> None:
     assert world.look() == ["admitted: a, b"]
     text = (world.registered / "a.pub").read_bytes()
-    (world.registered / "a.pub").unlink()
+    revoke(KeyFolder(world.registered.parent), "a")
     assert world.look() == ["no longer admitted: a"]
     (world.registered / "a.pub").write_bytes(text)
     (complaint,) = world.look()
-    assert complaint == "registered/a.pub: this key was shut out, which is for good: make another"
+    assert complaint.startswith("registered/a.pub: this key was shut out, which is for good: make another with `strata")
     assert world.look() == [] and world.control.admitted() == ["b"]
     world.admission = world.restarted()  # with the same database
     assert world.look() == [complaint, "admitted: b"]
+
+
+def test_an_empty_folder_shuts_nobody_out(world: World) -> None:
+    """As a backup or a mount may leave it, for a moment."""
+    world.look()
+    keys = {path: path.read_bytes() for path in world.registered.iterdir()}
+    for path in keys:
+        path.unlink()
+    said = world.look()
+    assert len(said) == 2 and all("is missing: this device stays admitted" in text for text in said)
+    assert world.control.admitted() == ["a", "b"]
+    for path, text in keys.items():
+        path.write_bytes(text)
+    assert world.look() == [] and world.control.admitted() == ["a", "b"]
+
+
+def test_another_key_under_the_same_name(world: World) -> None:
+    world.look()
+    rotate_device(KeyFolder(world.registered.parent), "a")
+    assert world.look() == [] and world.control.admitted() == ["a", "b"]
+    assert [node.status for node in world.control.nodes] == ["unregistered", "registered", "registered"]
+
+
+def test_a_key_that_was_revoked_before_the_server_saw_it(world: World) -> None:
+    text = (world.registered / "a.pub").read_bytes()
+    revoke(KeyFolder(world.registered.parent), "a")
+    (world.registered / "a.pub").write_bytes(text)
+    assert world.look()[1:] == ["admitted: b"] and world.control.admitted() == ["b"]
 
 
 def test_files_that_are_no_keys(world: World) -> None:

@@ -37,7 +37,7 @@ def ask(scope: dict[str, Any], token: str | None, *parts: bytes) -> tuple[int, b
         return left.pop(0)
 
     everything = len(left)
-    asyncio.run(ConnectionGuard(app, token)(scope, receive, send))
+    asyncio.run(ConnectionGuard(app, None if token is None else lambda: token)(scope, receive, send))
     status = int(answers[0]["status"])
     assert status != 401 or len(left) == everything, "nothing is read of a request that is refused"
     return status, got

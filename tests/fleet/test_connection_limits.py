@@ -54,11 +54,13 @@ def test_only_registered_keys_sign(keys: list[Any]) -> None:
     own, other = keys
     app = Links(public_key_to_bytes(own[1]))
 
-    def key_of(headers: list[tuple[bytes, bytes]]) -> bytes | None:
-        return signer({"headers": headers, "app": app})
+    def key_of(headers: list[tuple[bytes, bytes]], call: str = "push-object") -> bytes | None:
+        return signer({"headers": headers, "app": app, "path": f"/v1/fleet/{call}"})
 
     assert key_of(signed(own)) == public_key_to_bytes(own[1])
     assert key_of(signed(other)) is None  # a stranger's
+    assert key_of(signed(other), "activate-node") is not None  # a greeting, which Flower answers
+    assert key_of(signed(other, text="another time"), "activate-node") is None
     assert key_of(signed(own, text="another time")) is None
     assert key_of(signed(own, at=-600)) is None and key_of(signed(own, at=60)) is None
     assert key_of([]) is None and key_of([(name, b"\xff?") for name, _ in signed(own)]) is None
@@ -83,9 +85,11 @@ async def never(*_: Any) -> Any:
 
 def test_no_body_is_read_before_its_signature(keys: list[Any]) -> None:
     app = Links(public_key_to_bytes(keys[0][1]))
-    guard = ConnectionGuard(never, "token", signer)
+    guard = ConnectionGuard(never, lambda: "token", signer)
     for headers in ([], signed(keys[1])):
         assert asked(guard, never, headers=headers, app=app)[0]["status"] == 401
+    headers = [*signed(keys[1]), (b"content-length", b"4097")]
+    assert asked(guard, never, headers=headers, app=app, path="/v1/fleet/activate-node")[0]["status"] == 413
 
 
 def test_a_body_that_never_ends_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:

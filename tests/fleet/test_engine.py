@@ -229,6 +229,19 @@ def test_a_device_that_numbers_its_classes_otherwise_is_not_used(tmp_path: Path)
     assert "late" not in connected.devices and "late numbers its classes otherwise" in said[-1]
 
 
+def test_a_device_is_told_no_more_than_its_task_needs(tmp_path: Path) -> None:
+    """Seeds of its own, and neither the run's, nor bounds, nor folders."""
+    grid = Grid({7: device(prepared(tmp_path, "a"))})
+    secret = replace(job(), seed=123456789)
+    list(fleet(grid, ["a"]).run([secret], state()))
+    (task,) = [packet.meta for _, packet in grid.sent if packet.meta["what"] == "train"]
+    needed = {"what", "model", "token", "round", "device", "lr", "seeds", "training", "cut", "levels", "frozen"}
+    assert set(task) == {*needed, "deadline"} and "123456789" not in str(task)
+    list(fleet(grid, ["a"]).run([FinishJob(graph().full(), 123456789)], state()))
+    (measuring,) = [packet.meta for _, packet in grid.sent if packet.meta["what"] == "statistics"]
+    assert "123456789" not in str(measuring)
+
+
 def test_too_few_devices_is_said_with_the_reason(tmp_path: Path) -> None:
     grid = Grid({7: lambda data: failure("model")})
     connected = ConnectedDevices(Messenger(grid), "resnet20", lambda text: None)  # type: ignore[arg-type]

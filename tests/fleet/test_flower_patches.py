@@ -29,6 +29,7 @@ DEVICE = "flwr.supernode.start_client_internal"
 DIGESTS = {
     f"{HANDLERS}.control.control_handlers.start_run": "7f9355f11d8a76fc",
     f"{HANDLERS}.fleet.fleet_handlers.push_messages": "70c2fe927c6693b0",
+    f"{HANDLERS}.fleet.fleet_handlers.get_run": "004ad390c8b38c0e",
     "flwr.superlink.extensions.get_middleware": "37012f4eb789b63f",
     "flwr.superlink.routers.fleet.node_auth.authenticate_node": "f8e66372d61b3653",  # security/signatures
     "flwr.superlink.main._get_middleware": "acdbc2dce1520f8f",  # asks the former, and puts it first
@@ -114,7 +115,7 @@ def test_it_is_called_where_the_replacement_stands(module: str) -> None:
 
 def test_every_patch_is_of_something_that_is_looked_at() -> None:
     patches = (
-        *flower_patches.server_patches("token", print),
+        *flower_patches.server_patches(str, print),
         *flower_patches.app_patches(),
         *flower_patches.device_patches(1.0, print),
     )
@@ -143,6 +144,19 @@ def test_a_devices_messages_are_kept_where_they_are_looked_for() -> None:
         assert state.msg_store == {}
     fields = importlib.import_module(type(state).__module__).MessageEntry.__dataclass_fields__
     assert {"message", "is_retrieved"} <= set(fields)
+
+
+def test_devices_are_not_told_what_the_run_was_asked_for() -> None:
+    from flwr.common.serde import user_config_to_proto
+    from flwr.proto.run_pb2 import GetRunResponse, Run
+
+    settings = user_config_to_proto({"strata": '{"out": "/srv/runs/a", "request": {"seed": 7}}'})
+    told = GetRunResponse(run=Run(run_id=3, fab_hash="ab", override_config=settings))
+    asked = flower_patches.without_config(lambda request, state: told)(request=None, state=None)
+    assert asked.run.run_id == 3 and asked.run.fab_hash == "ab" and not asked.run.override_config
+    assert b"/srv/runs" not in asked.SerializeToString()
+    router = inspect.getsource(importlib.import_module("flwr.superlink.routers.fleet.router"))
+    assert "fleet_handlers.get_run(request=request, state=state)" in router
 
 
 def test_a_name_that_is_gone_is_said() -> None:

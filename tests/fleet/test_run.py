@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from strata.cli import main
 from strata.cli.fleet import add_parser
 from strata.core.errors import BadInput, Infeasible
 from strata.core.flags import given
@@ -134,5 +135,18 @@ def test_a_new_run_on_real_devices_is_guarded_unless_asked_otherwise() -> None:
     plain = RunConfig.from_json(REQUEST)
     assert fleet_run.guarded(plain).updates.weight_cap == 4.0
     assert fleet_run.guarded(plain.changed(weight_cap=2.0)).updates.weight_cap == 2.0
+    assert fleet_run.guarded(plain).updates.norm_factor == 5.0
+    assert fleet_run.guarded(plain.changed(norm_factor=0.0)).updates.norm_factor == 0.0
+    private = plain.changed(dp_noise=1.0, dp_clip=0.5)
+    assert fleet_run.guarded(private).updates.norm_factor is None  # a change is clipped there
     parts = fleet_run.ReportedSamples((10, 20, 30, 2**40))
     assert _most_counted(4.0, parts) == 100 and _most_counted(None, parts) is None
+
+
+def test_going_back_is_for_runs_that_are_resumed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert RunSettings(REQUEST, "/a", resume=True, from_round=3).from_round == 3
+    for wrong in ({"from_round": 3}, {"from_round": -1, "resume": True}, {"from_round": True, "resume": True}):
+        with pytest.raises(BadInput, match="--from-round says after how many rounds a run is resumed"):
+            RunSettings(REQUEST, "/a", **wrong)  # type: ignore[arg-type]
+    assert main(["run", "--out", "/a", "--from-round", "2"]) == 2
+    assert "--from-round says where a run is resumed" in capsys.readouterr().err

@@ -37,7 +37,7 @@ def server(run: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[PageServer]:
 
 def get(server: PageServer, path: str, **headers: str) -> http.client.HTTPResponse:
     connection = http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=20)
-    connection.request("GET", path, headers=headers)
+    connection.request("GET", f"/{server.secret}{path}", headers=headers)
     return connection.getresponse()
 
 
@@ -63,9 +63,19 @@ def test_only_for_this_machine(server: PageServer) -> None:
         assert get(server, "/data.json", Host=name).status == 200
 
 
+def test_only_for_who_knows_the_address(server: PageServer) -> None:
+    """Every user of this machine can reach the port."""
+    assert server.address == f"http://127.0.0.1:{server.server_port}/{server.secret}/" and len(server.secret) > 20
+    for path in ("/", "/data.json", "/events", "//", "", f"/{server.secret[:-1]}/data.json", f"/%00{server.secret}/"):
+        connection = http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=20)
+        connection.request("GET", path)
+        answer = connection.getresponse()
+        assert answer.status == 403 and server.secret.encode() not in answer.read()
+
+
 def events(server: PageServer) -> tuple[socket.socket, Iterator[int]]:
     stream = socket.create_connection(("127.0.0.1", server.server_port), timeout=20)
-    stream.sendall(f"GET /events HTTP/1.1\r\nHost: 127.0.0.1:{server.server_port}\r\n\r\n".encode())
+    stream.sendall(f"GET /{server.secret}/events HTTP/1.1\r\nHost: 127.0.0.1:{server.server_port}\r\n\r\n".encode())
     lines = stream.makefile("rb")
     return stream, (int(line.split()[1]) for line in lines if line.startswith(b"data: "))
 

@@ -184,3 +184,30 @@ def test_a_callback_may_refuse_at_the_beginning_or_fail_there(tmp_path: Path) ->
     stumbles = Stumbles()
     tiny_run(tmp_path / "b", rounds=1, callbacks=[stumbles])
     assert stumbles.events == [] and "could not start: no such server" in (tmp_path / "b" / "run.log").read_text()
+
+
+def test_going_back_gives_the_bits_of_a_run_that_never_went_wrong(whole: Result, tmp_path: Path) -> None:
+    """Rounds 2 and 3 are as a device that lies left them; the older checkpoint was kept."""
+    out = tmp_path / "run"
+    original = session.play
+
+    def poisoned(state: Any, *rest: Any) -> Any:
+        if state.round == 4:
+            raise ZeroDivisionError
+        after, costs = original(state, *rest)
+        if state.round >= 2:
+            after.tensors["classifier.weight"].mul_(1000)
+        return after, costs
+
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(ZeroDivisionError):
+        patch.setattr(session, "play", poisoned)
+        tiny_run(out, keep_every=2)
+    assert sorted(path.name for path in (out / "checkpoint").glob("*.json"))[1:] == [
+        "round-00000002.json",
+        "round-00000003.json",
+        "round-00000004.json",
+    ]
+    with pytest.raises(BadInput, match="give resume too"):
+        tiny_run(tmp_path / "new", from_round=2)
+    tiny_run(out, keep_every=2, resume=True, from_round=2)
+    assert bits(out) == bits(whole.out)

@@ -7,6 +7,7 @@ import os
 import resource
 import signal
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -54,6 +55,24 @@ def same(a: FederationState, b: FederationState) -> bool:
         and a.holdings.to_json() == b.holdings.to_json()
         and all(np.array_equal(x, b.holdings.arrays()[n]) for n, x in a.holdings.arrays().items())
     )
+
+
+def test_older_checkpoints_are_kept_and_gone_back_to(tmp_path: Path) -> None:
+    kept = Checkpoints(tmp_path / "checkpoint")
+    kept.every = 3
+    for round in range(9):
+        kept.save(replace(state_of(round), seen=(0.5, float(round))))
+    assert kept.rounds() == [8, 7, 6, 3, 0]
+    again = Checkpoints(tmp_path / "checkpoint")
+    with pytest.raises(BadInput, match="no checkpoint after 4 rounds in .*: there are those of 0, 3, 6, 7, 8"):
+        again.load(silent, wanted=4)
+    state = again.load(silent, wanted=3)
+    assert same(state, state_of(3)) and state.seen == (0.5, 3.0)
+    assert again.rounds() == [3, 0] and len(list(again.folder.iterdir())) == 4  # what was poisoned does not come back
+    (again.folder / "round-00000000.safetensors").write_bytes(b"")
+    with pytest.raises(BadInput, match="the checkpoint of round 0 is damaged .*: choose another"):
+        again.load(silent, wanted=0)
+    assert again.rounds() == [3, 0]
 
 
 def silent(text: str) -> None:

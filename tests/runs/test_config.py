@@ -42,7 +42,7 @@ def options_of(parser: argparse.ArgumentParser) -> dict[str, str | None]:
 
 
 def test_every_flag_of_a_run_comes_from_the_tree() -> None:
-    own = {"-h", "--help", "--out", "--resume", "--tensorboard", "--mlflow", "--quiet", "--json"}
+    own = {"-h", "--help", "--out", "--resume", "--from-round", "--tensorboard", "--mlflow", "--quiet", "--json"}
     found = options_of(parser_of("run"))
     assert set(found) - own == {one.option for one in KNOWN.values()}
     for one in KNOWN.values():

@@ -39,6 +39,7 @@ from strata.training import (
     train_device,
 )
 from strata.training.evaluation import added
+from strata.training.loop import TaskSeeds
 
 if TYPE_CHECKING:
     from strata.fleet.protocol.codec import Packet
@@ -135,7 +136,8 @@ class PreparedDevice:
 
     def _train(self, packet: Packet, client: int) -> tuple[dict[str, Any], dict[str, Tensor]]:
         meta = packet.meta
-        round, device, lr, seed = int(meta["round"]), int(meta["device"]), float(meta["lr"]), int(meta["seed"])
+        round, device, lr = int(meta["round"]), int(meta["device"]), float(meta["lr"])
+        seeds = TaskSeeds(*map(int, meta["seeds"]))
         cut = self._cut(meta["cut"])
         task = Task(round, device, cut, (Phase(cut, levels=tuple(map(self._cut, meta["levels"]))),))
         training = self._training(meta["training"])
@@ -147,7 +149,7 @@ class PreparedDevice:
         kept.keep(task.cut, tensors, meta["frozen"])
         self._warm_up(task, tensors, training)
         with self._cap(training, client, counted=self.workspace.submodel(task.cut, maps=training.maps).bytes):
-            update = train_device(self.workspace, task, tensors, self.own_data.train, training, lr, seed)
+            update = train_device(self.workspace, task, tensors, self.own_data.train, training, lr, seeds)
         return {
             "what": "update",
             "round": update.round,

@@ -102,6 +102,7 @@ class RunSettings:
     request: Mapping[str, Any]  # strata.runs.config.RunConfig as JSON; without budgets the devices' own count
     out: str  # the run's folder: an absolute path on the server
     resume: bool = False
+    from_round: int | None = None  # where it is resumed; None: after the newest checkpoint
     minimum: int | None = None  # this and the next three: None where not given, see `terms`
     wait: float | None = None
     deadline: float | None = None
@@ -114,6 +115,8 @@ class RunSettings:
             raise BadInput("a run's settings hold the request as an object")
         if not isinstance(self.out, str) or not Path(self.out).is_absolute():
             raise BadInput(f"the run's folder is an absolute path on the server, not {self.out!r}")
+        if self.from_round is not None and not (self.resume and _whole(self.from_round) and self.from_round >= 0):
+            raise BadInput("--from-round says after how many rounds a run is resumed: give --resume and a whole number")
         if not _whole(self.workers) or self.workers < 0:
             raise BadInput(f"workers are 0 or more, not {self.workers!r}")
         if not _whole(self.levels) or self.levels < 1:

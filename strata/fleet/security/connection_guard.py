@@ -3,7 +3,8 @@
 Flower serves three interfaces on one port and asks for proof on one of them: the fleet interface, where devices sign
 every request. Through the control interface anybody could register a key or start a run with code of their own;
 through the runtime interface anybody could take the server app's work. So in front of them:
-    /v1/fleet/    whose headers a registered device has signed; Flower checks the signature again, with the body
+    /v1/fleet/    whose headers a registered device has signed (a greeting: whoever has signed it); Flower checks the
+                  signature again, with the body
     /health       anybody
     /v1/control/  whoever shows the operator's token, and of it only what `strata fleet` needs
     /v1/runtime/  this machine, where the server app runs
@@ -15,13 +16,17 @@ it is known whose it is; none may be longer than it needs to be, or take for eve
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hmac
 import ipaddress
 import json
 from collections.abc import Awaitable, Callable, Hashable, MutableMapping
+from pathlib import Path
 from typing import Any
 
+from strata.core.errors import BadInput
 from strata.fleet.security.connection_limits import BytesInFlight
+from strata.fleet.security.signatures import GREETINGS
 
 HEALTH, DEVICES = "/health", "/v1/fleet/"
 CONTROL = frozenset(
@@ -30,6 +35,7 @@ CONTROL = frozenset(
 )
 LARGEST = 16 << 20  # bytes of a request; Flower takes bundles of at most 10 MiB
 LARGEST_OF_DEVICES = 6 << 20  # of theirs; Flower sends arrays in pieces of 5 MiB
+LARGEST_GREETING = 4 << 10  # of anybody who has a key, registered or not
 BODY_SECONDS = 300.0  # for it to come: 5 MiB over 20 kB/s
 
 Scope = MutableMapping[str, Any]
@@ -38,12 +44,32 @@ Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 Application = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 
+class TokenFile:
+    """The operator's token as it is now: it may be replaced while the server runs (`strata fleet rotate token`)."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._seen: tuple[int, int] | None = None
+        self._text = ""
+        if not self.text():
+            raise BadInput(f"{path} is empty: make another token with `strata fleet rotate token`")
+
+    def text(self) -> str:
+        """What was read last, where it cannot be read now."""
+        with contextlib.suppress(OSError, UnicodeError):
+            status = self.path.stat()
+            if self._seen != (status.st_ino, status.st_mtime_ns):
+                self._text = self.path.read_text().strip() or self._text
+                self._seen = (status.st_ino, status.st_mtime_ns)
+        return self._text
+
+
 class ConnectionGuard:
     """ASGI middleware. `token` None: no operator's token is asked for (a plain-text server on loopback). `signer`: the
     key that signed a device's request; None: nobody signs there."""
 
     def __init__(
-        self, app: Application, token: str | None, signer: Callable[[Scope], bytes | None] | None = None
+        self, app: Application, token: Callable[[], str] | None, signer: Callable[[Scope], bytes | None] | None = None
     ) -> None:
         self.app = app
         self.token = token
@@ -82,7 +108,8 @@ class ConnectionGuard:
 
     def _shows_token(self, scope: Scope) -> bool:
         shown = [value for name, value in scope["headers"] if name == b"authorization"]
-        expected = f"Bearer {self.token}".encode()
+        assert self.token is not None
+        expected = f"Bearer {self.token()}".encode()
         return len(shown) == 1 and hmac.compare_digest(shown[0], expected)
 
 
@@ -98,6 +125,8 @@ def _largest(scope: Scope) -> int:
     path = str(scope["path"])
     if path == HEALTH:
         return 0
+    if path in GREETINGS:
+        return LARGEST_GREETING
     return LARGEST_OF_DEVICES if path.startswith(DEVICES) else LARGEST
 
 

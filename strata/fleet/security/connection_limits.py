@@ -54,7 +54,7 @@ def limited(base: type, places: Places) -> type:
     """The web server's class of a connection, with these limits. It has a `cycle` from the end of the first request's
     headers on, which says when that request is answered."""
 
-    class LimitedConnection(base):  # type: ignore[misc]
+    class LimitedConnection(base):
         place: str | None = None
         patience: asyncio.TimerHandle | None = None
         unread = 0  # bytes of headers that have not ended
@@ -105,7 +105,7 @@ def loop_of_handshakes() -> asyncio.AbstractEventLoop:
     except ImportError:
         from asyncio import SelectorEventLoop as Loop  # type: ignore[assignment]
 
-    class ImpatientLoop(Loop):  # type: ignore[misc,valid-type]
+    class ImpatientLoop(Loop):
         async def create_server(self, *arguments: Any, **settings: Any) -> Any:
             if settings.get("ssl") is not None:
                 settings.setdefault("ssl_handshake_timeout", HANDSHAKE_SECONDS)

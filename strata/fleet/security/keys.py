@@ -4,6 +4,7 @@ ca.pem, ca.key            the fleet's own certificate authority; ca.key can be k
 server.pem, server.key    the server's certificate and key
 operator.token            whoever has it may start and stop runs
 registered/NAME.pub       devices the server admits
+revoked/                  those it shuts out for good (revocation.py)
 devices/NAME/             what device NAME needs: ca.pem and device.key
 """
 
@@ -58,6 +59,10 @@ class KeyFolder:
     @property
     def registered(self) -> Path:
         return self.path / "registered"
+
+    @property
+    def revoked(self) -> Path:
+        return self.path / "revoked"
 
     def device(self, name: str) -> DeviceKeys:
         return DeviceKeys(self.path / "devices" / name)
@@ -137,9 +142,9 @@ def make_keys(path: Path, hosts: Sequence[str], devices: Sequence[str], renew: b
         if not exists:
             _make_fleet(folder, hosts)
         elif renew:
-            _make_certificate(folder, _authority(folder), hosts)
+            make_certificate(folder, _authority(folder), hosts)
         for name in names:
-            _make_device(folder, name)
+            make_device_keys(folder, name)
     return NewKeys(folder, not exists, renew or not exists, tuple(names))
 
 
@@ -175,16 +180,16 @@ def _make_fleet(folder: KeyFolder, hosts: Sequence[str]) -> None:
     write_new(folder.token, secrets.token_urlsafe(32).encode() + b"\n")
     folder.registered.mkdir()
     (folder.path / "devices").mkdir(mode=0o700)
-    _make_certificate(folder, authority, hosts)
-    _replace(folder.authority, authority.certificate, 0o644)  # last: it says that the folder is whole
+    make_certificate(folder, authority, hosts)
+    replace_file(folder.authority, authority.certificate, 0o644)  # last: it says that the folder is whole
 
 
-def _make_certificate(folder: KeyFolder, authority: CertificateAndKey, hosts: Sequence[str]) -> None:
+def make_certificate(folder: KeyFolder, authority: CertificateAndKey, hosts: Sequence[str]) -> None:
     from strata.fleet.security.certificates import make_server
 
     signed = make_server(authority, tuple(hosts) or _hosts_now(folder))
-    _replace(folder.key, signed.key)
-    _replace(folder.certificate, signed.certificate, 0o644)
+    replace_file(folder.key, signed.key)
+    replace_file(folder.certificate, signed.certificate, 0o644)
 
 
 def _authority(folder: KeyFolder) -> CertificateAndKey:
@@ -213,15 +218,15 @@ def _new_names(folder: KeyFolder, devices: Sequence[str]) -> list[str]:
             raise BadInput(f"a device's name is 1 to 64 letters, digits, dots, dashes or underscores, not {name!r}")
         if name in taken:
             raise BadInput(
-                f"device {name} has keys already: choose another name, or remove "
-                f"{folder.registered / (name + '.pub')} and {folder.device(name).path} first"
+                f"device {name} has keys already: choose another name, or replace its key with "
+                f"`strata fleet rotate device {name} --keys {folder.path}`"
             )
     if len(set(devices)) != len(devices):
         raise BadInput(f"a device's name may be given once, not as in {','.join(devices)}")
     return list(devices)
 
 
-def _make_device(folder: KeyFolder, name: str) -> None:
+def make_device_keys(folder: KeyFolder, name: str) -> None:
     from strata.fleet.security.certificates import make_device
 
     private, public = make_device()
@@ -235,7 +240,7 @@ def _make_device(folder: KeyFolder, name: str) -> None:
     write_new(folder.registered / f"{name}.pub", public, 0o644)
 
 
-def _replace(path: Path, content: bytes, mode: int = 0o600) -> None:
+def replace_file(path: Path, content: bytes, mode: int = 0o600) -> None:
     """Whole or not at all, and over what is there."""
     new = path.with_name(path.name + ".new")
     new.unlink(missing_ok=True)

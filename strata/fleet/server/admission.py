@@ -1,8 +1,9 @@
-"""Which devices the server admits: those whose public keys are in the key folder, as long as they are there."""
+"""Which devices the server admits: those whose public keys are registered in the key folder, until they are revoked."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +15,13 @@ GONE = "unregistered"  # in Flower's words
 
 
 class Admission:
-    """Who is admitted: the keys in registered/. A key that is added or removed while the server runs counts at once."""
+    """Who is admitted: the keys in registered/, but for those in revoked/. A key that comes to either while the server
+    runs counts at once. One that is missing stays admitted: Flower never forgets a key that was shut out, and a folder
+    may be empty for a moment."""
 
     def __init__(self, folder: KeyFolder | None, access: Access, say: Callable[[str], None]) -> None:
         self.folder, self.access, self.say = folder, access, say
-        self.known: dict[str, bytes | None] | None = None  # the files, when last everything was in order
+        self.known: object = None  # the files, when last everything was in order
         self.admitted: set[str] = set()
         self.complaints: set[str] = set()
         self.trouble = ""  # why the latest look came to nothing
@@ -30,35 +33,49 @@ class Admission:
             return
         trouble = ""
         try:
-            self._update(self.folder.registered)
+            self._update(self.folder)
         except Exception as error:
             trouble = str(error) if isinstance(error, BadInput) else one_line(error, kind=True)
             if trouble != self.trouble:
                 self.say(f"the registered devices cannot be looked through, trying again: {trouble}")
         self.trouble = trouble
 
-    def _update(self, registered: Path) -> None:
-        # Not by glob: to that a folder that cannot be read is an empty one, and shutting out is for good.
-        paths = sorted(path for path in registered.iterdir() if path.suffix == ".pub")
-        wanted = {path.stem: _content(path) for path in paths}
-        if wanted == self.known:
+    def _update(self, folder: KeyFolder) -> None:
+        wanted, revoked = _files(folder.registered), _files(folder.revoked) if folder.revoked.exists() else {}
+        if (wanted, revoked) == self.known:
             return
-        with connect(self.access) as client:
-            self._apply(client, wanted)
-        self.known = wanted
+        access = self.access
+        if access.token is not None:  # it may have been replaced since
+            access = replace(access, token=folder.token.read_text().strip())
+        with connect(access) as client:
+            self._apply(client, wanted, set(_keys_of(revoked)[0]))
+        self.known = (wanted, revoked)
 
-    def _apply(self, client: Any, wanted: Mapping[str, bytes | None]) -> None:
+    def _apply(self, client: Any, wanted: Mapping[str, bytes | None], revoked: Collection[bytes]) -> None:
         from flwr.proto.control_pb2 import RegisterNodeRequest
 
-        keys, unreadable, complaints = _keys_of(wanted)
+        keys, _, complaints = _keys_of(wanted)
+        named = set(keys.values())
         nodes = _nodes(client)
+        admitted = set()
         for key, node in nodes.items():
-            if node.status != GONE and key not in keys and node.name not in unreadable:
+            if node.status == GONE or (key in keys and key not in revoked):
+                continue
+            if key in revoked or node.name in named:  # another key has its name
                 _shut_out(client, node)
-        admitted = {node.name for node in nodes.values() if node.status != GONE and node.name in unreadable}
+                continue
+            admitted.add(node.name)
+            if node.name not in wanted:
+                complaints.add(
+                    f"registered/{node.name}.pub is missing: this device stays admitted; bring the file back, or shut "
+                    f"it out with `strata fleet revoke {node.name}`"
+                )
         for key, name in keys.items():
-            if key in nodes and nodes[key].status == GONE:  # Flower never forgets a key
-                complaints.add(f"registered/{name}.pub: this key was shut out, which is for good: make another")
+            if key in revoked or (key in nodes and nodes[key].status == GONE):  # Flower never forgets a key
+                complaints.add(
+                    f"registered/{name}.pub: this key was shut out, which is for good: make another with `strata fleet "
+                    f"rotate device {name}`"
+                )
                 continue
             if key not in nodes:
                 client.RegisterNode(RegisterNodeRequest(public_key=key, name=name))
@@ -75,6 +92,11 @@ class Admission:
         if not admitted:
             self.say("no device is registered: add some with `strata fleet keys`")
         self.admitted, self.complaints = admitted, complaints
+
+
+def _files(folder: Path) -> dict[str, bytes | None]:
+    """By name. Not by glob: to that a folder that cannot be read is an empty one."""
+    return {path.stem: _content(path) for path in sorted(folder.iterdir()) if path.suffix == ".pub"}
 
 
 def _content(path: Path) -> bytes | None:

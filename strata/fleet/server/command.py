@@ -45,8 +45,8 @@ def serve(
     access = Access.of(address.local, keys, insecure)
     with stopped_by_signals(), _state(data_dir, say) as state:
         env = environment(state / "flower")
-        if access.token is not None:
-            env[TOKEN] = access.token
+        if folder is not None:
+            env[TOKEN] = str(folder.token)
         log = state / "server.log"
         before = log.stat().st_size if log.exists() else 0
         process = start(_command(address, folder, data_dir, new_secret(state / "flower")), env, log)

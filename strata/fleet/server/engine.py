@@ -10,7 +10,7 @@ import math
 import secrets
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
@@ -29,6 +29,7 @@ from strata.fleet.server.members import ConnectedDevices, Device, digests
 from strata.fleet.server.messages import Answer, Messenger, plain
 from strata.methods.base import Phase
 from strata.training import LocalTraining, Update
+from strata.training.loop import TaskSeeds
 
 if TYPE_CHECKING:
     from strata.graph import ChannelGraph, Cut
@@ -152,7 +153,7 @@ class FlowerEngine:
                 "round": task.round,
                 "device": task.device,
                 "lr": mine.job.lr,
-                "seed": mine.job.seed,
+                "seeds": list(astuple(TaskSeeds.of(mine.job.seed, task))),
                 "training": self._training_of(phase),
                 "cut": task.cut.to_json(),
                 "levels": [cut.to_json() for cut in phase.levels],

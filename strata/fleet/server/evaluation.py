@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from strata.core.seeds import derive
 from strata.data.objectives import Classification, Objective
 from strata.engines.base import EngineFailed, Outcome
 from strata.federation.checking import is_count
@@ -75,7 +76,8 @@ class DeviceEvaluation:
             return {}
         key = (job.cut, job.fixed)
         if self._measured is None or self._measured[0] is not state or self._measured[1:3] != key:
-            meta = {"cut": job.cut.to_json(), "seed": job.seed, "fixed": list(job.fixed)}
+            seed = derive(job.seed, "statistics on devices")  # the run's own is not for them
+            meta = {"cut": job.cut.to_json(), "seed": seed, "fixed": list(job.fixed)}
             found = self._ask("statistics", meta, tensors, lambda packet, who: self._buffers(packet, who, tensors))
             if not found:
                 raise EngineFailed(

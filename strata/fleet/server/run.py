@@ -30,7 +30,15 @@ from strata.methods.heads import is_prepared
 from strata.runs.allowance import Allowance
 from strata.runs.config import RunConfig
 from strata.runs.folder import has_checkpoint, is_finished, refuse_used
-from strata.runs.launch import launch, load_data, make_method, make_model, make_training, split_data
+from strata.runs.launch import (
+    launch,
+    load_data,
+    make_method,
+    make_model,
+    make_training,
+    refuse_going_back,
+    split_data,
+)
 from strata.runs.running import Prepared
 from strata.runs.workers import make_engine
 from strata.training import Workspace
@@ -42,6 +50,7 @@ if TYPE_CHECKING:
     from strata.runs.session import Result
 
 FILE = "fleet.json"
+NORM_FACTOR = 5.0  # usual changes: honest devices differ by 2 or 3
 WEIGHT_CAP = 4.0  # median devices: an honest one with more data loses a little, one that lies gains no more
 KEPT = ("names", "samples", "evaluation", "classes", "input", "mean", "std", "augmentation", "levels", "start", "moves")
 Value = TypeVar("Value")
@@ -66,6 +75,7 @@ def run_on_fleet(grid: Grid, settings: RunSettings) -> Result | None:
     out = Path(settings.out)
     say = partial(print, flush=True)
     if settings.resume and is_finished(out):
+        refuse_going_back(out, settings.from_round)
         say(f"{out} is finished: nothing to do")
         return None
     if not settings.resume:
@@ -170,7 +180,7 @@ def run_on_fleet(grid: Grid, settings: RunSettings) -> Result | None:
             pretrained=config.problem.init is not None,
             allowance=Allowance(tuple(assignment.levels[level] for level in assignment.start), "peak"),
         )
-        return launch(config, out, resume=settings.resume, prepared=prepared)
+        return launch(config, out, resume=settings.resume, from_round=settings.from_round, prepared=prepared)
     except KeyboardInterrupt:
         say(f"on this fleet that is: strata fleet run --out {out} --resume")
         raise
@@ -180,8 +190,13 @@ def run_on_fleet(grid: Grid, settings: RunSettings) -> Result | None:
 
 def guarded(config: RunConfig) -> RunConfig:
     """With what a new run takes against devices that lie, where nothing else was asked for. It is in config.json."""
-    updates = config.updates
-    return config.changed(weight_cap=WEIGHT_CAP if updates.weight_cap is None else updates.weight_cap)
+    asked = config.updates
+    cap = WEIGHT_CAP if asked.weight_cap is None else asked.weight_cap
+    if (
+        config.options.private is not None
+    ):  # there clipping bounds a change, and who is refused must not depend on others
+        return config.changed(weight_cap=cap)
+    return config.changed(weight_cap=cap, norm_factor=NORM_FACTOR if asked.norm_factor is None else asked.norm_factor)
 
 
 def _saved(file: Path) -> dict[str, Any]:

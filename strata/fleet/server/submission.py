@@ -70,6 +70,7 @@ def run_settings(asked: Mapping[str, Any], args: argparse.Namespace, local: bool
         request=request,
         out=str(out),
         resume=args.resume,
+        from_round=args.from_round,
         minimum=args.wait_for,
         wait=args.wait,
         deadline=args.answer_deadline,

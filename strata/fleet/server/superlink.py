@@ -3,8 +3,8 @@
 It starts Strata's own app and no other: the operator's token is no right to send code here. It is a right to name code:
 a run's `--model package.module:callable` is imported and called, so what is importable here can be run by who has it.
 
-The operator's token comes by the environment variable STRATA_OPERATOR_TOKEN, which is taken out again at once:
-the server app's process has no use for it.
+Where the operator's token is comes by the environment variable STRATA_OPERATOR_TOKEN_FILE. The token itself does not:
+/proc shows a process's environment as it was at its start.
 """
 
 from __future__ import annotations
@@ -18,15 +18,16 @@ from strata.fleet.app_processes import AppStarter, StartedApps
 from strata.fleet.environment import be_quiet
 from strata.fleet.flower_patches import patch_server
 from strata.fleet.security.addresses import Address
+from strata.fleet.security.connection_guard import TokenFile
 
-TOKEN = "STRATA_OPERATOR_TOKEN"
+TOKEN = "STRATA_OPERATOR_TOKEN_FILE"
 
 
 def main() -> None:
     umask = os.umask(0o077)  # the database has tokens in it
     end_with_launcher()
     be_quiet()
-    token = os.environ.pop(TOKEN, None)
+    token_file = os.environ.pop(TOKEN, None)
     from flwr.superlink.cli.flower_superlink import flower_superlink
 
     parser = argparse.ArgumentParser()
@@ -39,7 +40,7 @@ def main() -> None:
     # run folders are as the user wants them, hence the umask
     starter = AppStarter(str(address), secret, authority, StartedApps("flwr-serverapp", secret.parent, umask))
     starter.start()
-    patch_server(token, starter.told)
+    patch_server(None if token_file is None else TokenFile(Path(token_file)).text, starter.told)
     flower_superlink()
 
 
