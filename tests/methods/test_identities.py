@@ -11,9 +11,9 @@ from torch import Tensor, nn
 
 from strata.graph import ChannelGraph
 from strata.methods import FD, SLT, FedAvg, FedRolex, FjORD, HeteroFL, Method, Small
-from strata.models import densenet40, resnet20
 from strata.training import LocalTraining, Update
 from tests.methods.tiny import aggregate, hand_plan, run, same_bits, tiny_graph, tiny_state, train
+from tests.networks import NETWORKS, graph_of
 
 
 def methods(graph: ChannelGraph, *constraints: float) -> dict[str, Method]:
@@ -130,12 +130,12 @@ def test_mean_over_those_who_trained_a_coordinate_by_hand() -> None:
     assert untouched["1.weight"].tolist() == [[1.0], [20.0]]  # the server's 20 stays
 
 
-@pytest.mark.parametrize(("build", "constraint"), [(resnet20, 0.25), (densenet40, 0.33)])
-def test_every_method_trains_the_papers_networks(build, constraint: float) -> None:
+@pytest.mark.parametrize(("network", "constraint"), [("resnet20", 0.25), ("densenet", 0.33)])
+def test_every_method_trains_the_papers_networks(network: str, constraint: float) -> None:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        net = build(num_classes=3)
-    graph = ChannelGraph(net, input_shape=(3, 32, 32))
+        net, _ = NETWORKS[network]()
+    graph = graph_of(network)
     state = {name: tensor.clone() for name, tensor in net.state_dict().items()}
     settings = LocalTraining(augmentation="cifar")
     for name, method in methods(graph, constraint, 2 * constraint).items():
