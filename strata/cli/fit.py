@@ -31,8 +31,8 @@ EXAMPLES = """examples:
 """
 # Of a run's settings, those that a fit looks at; its commands hand them on.
 LOOKED_AT = (
-    "model", "data", "data_dir", "partition", "budgets", "max_flops", "max_upload", "rounds", "devices", "per_round",
-    "epochs", "seed", *(key for key, one in RunConfig.described().items() if one.part == "execution"),
+    "model", "data", "data_dir", "partition", "budgets", "max_flops", "max_upload", "norm_samples", "rounds", "devices",
+    "per_round", "epochs", "seed", *(key for key, one in RunConfig.described().items() if one.part == "execution"),
 )  # fmt: skip
 
 
@@ -116,6 +116,7 @@ def fit_of(config: RunConfig, args: argparse.Namespace, speed: Any) -> Fit:
         execution=config.execution,
         max_flops=config.approach.max_flops,
         max_upload=None if config.approach.max_upload is None else f"{config.approach.max_upload}B",
+        norm_samples=config.approach.norm_samples,
         gflops=None if speed is None else speed.gflops,
         mbit=None if speed is None else speed.mbit,
         devices=config.fleet.devices,

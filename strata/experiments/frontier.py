@@ -37,14 +37,21 @@ class Panel:
     budgets: tuple[float, ...]  # MiB
     ways: tuple[str, ...] = WAYS
     too_large: tuple[tuple[float, str], ...] = ()  # budgets and methods for which nothing fits (tested)
+    # Of a budget that the whole model fits: how many samples at a time the others have in a batch norm at the least,
+    # twice as many as the whole model. With as few as it has, they would be the whole model (tested).
+    norm_samples: tuple[tuple[float, int], ...] = ()
 
     @property
     def title(self) -> str:
         return f"{label(self.model)}, {label(self.partition)}"
 
     def cell(self, budget: float, method: str) -> Cell:
-        options = (("budgets", (int(budget * MIB),)), ("lean", True))
-        return Cell("cifar10", self.model, self.partition, (), method, options=options)
+        options: tuple[tuple[str, Any], ...] = (("budgets", (int(budget * MIB),)), ("lean", True))
+        fewest = dict(self.norm_samples).get(budget) if method != WHOLE else None
+        if fewest is None:
+            return Cell("cifar10", self.model, self.partition, (), method, options=options)
+        options += (("norm_samples", fewest),)
+        return Cell("cifar10", self.model, self.partition, (), method, f"norm-{fewest}", options)
 
     def cells(self) -> dict[tuple[float, str], Cell]:
         every = [(budget, method) for budget in self.budgets for method in self.ways]
@@ -52,8 +59,14 @@ class Panel:
 
 
 PANELS = (
-    Panel("resnet20", IID, (2.5, 4, 6.5, 10.6, 16), too_large=((2.5, WHOLE), (4, WHOLE))),
-    Panel("resnet20", NONIID, (6.5,), (WHOLE, "small", "slt")),
+    Panel(
+        "resnet20",
+        IID,
+        (2.5, 4, 6.5, 10.6, 16),
+        too_large=((2.5, WHOLE), (4, WHOLE)),
+        norm_samples=((6.5, 8), (10.6, 16), (16, 32)),
+    ),
+    Panel("resnet20", NONIID, (6.5,), (WHOLE, "small", "slt"), norm_samples=((6.5, 8),)),
     Panel("resnet18", IID, (48, 96), (WHOLE, "small", "slt"), too_large=((48, WHOLE), (96, WHOLE))),
 )
 
@@ -107,7 +120,8 @@ def _about() -> Sequence[str]:
         "top. Measured peak: of the largest device over all rounds. Upload and training: all devices of one run.",
         "Every method runs lean: the cheapest execution (micro-batch, recomputation, released gradients) with which "
         "its widest cut fits; `plan.json` and `config.json` of each run say which. Under micro-batches batch norm sees "
-        "only the samples of one part.",
+        "only the samples of one part. Where the whole model fits, the others are held to at least twice as many "
+        "samples at a time as it has: with as few, the widest of them would be the whole model.",
         "Whole model: FedAvg. FedRolex trains the same width as the small model. With one kind of device HeteroFL is "
         "the small model.",
     )

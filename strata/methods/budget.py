@@ -56,7 +56,9 @@ class Budget:
         """Which executions there are, and what each takes."""
         key = (graph.hash, self.lean)
         if key not in self._choosers:
-            executions = candidates(graph, self.execution) if self.lean else (self.execution,)
+            executions = (
+                candidates(graph, self.execution, self.ceilings.norm_samples) if self.lean else (self.execution,)
+            )
             if len(self.sizes) > 1:  # nested levels of a device (FjORD) share gradients, which then cannot be released
                 executions = tuple(one for one in executions if not one.release_gradients or one == self.execution)
             accounting = self.accounting or ("paper" if self.constraints else "peak")

@@ -49,6 +49,7 @@ def fit(
     execution: Execution | None = None,
     max_flops: float | None = None,
     max_upload: str | int | None = None,
+    norm_samples: int | None = None,
     gflops: float | None = None,
     mbit: float | None = None,
     devices: int = 100,
@@ -64,7 +65,8 @@ def fit(
     """All ways to train `model` within `budget` bytes ("6.5 MiB"; several: levels of devices), and the one to take.
 
     Every method gets the largest setting that fits by any execution, and of these the cheapest. `max_flops` (of a step,
-    in units of the whole model's plain one) and `max_upload` (bytes a round and device) are further ceilings.
+    in units of the whole model's plain one) and `max_upload` (bytes a round and device) are further ceilings; of
+    micro-batches, batch norms see at least `norm_samples` (4; the batch size: exact executions only).
     `samples`: of a device. Minutes are those of this machine, by a short calibration, or of a device with these
     `gflops` and `mbit`. `methods`: all that are registered. What does not fit is listed with how much is missing.
     """
@@ -75,7 +77,8 @@ def fit(
         raise BadInput("hours of a device need both of its speeds: give gflops, such as 2, and mbit, such as 5")
     if max_flops is not None and not max_flops > 0:
         raise BadInput(f"max_flops is a multiple of plain training's FLOPs above 0, such as 2, not {max_flops}")
-    ceilings = Ceilings(max_flops, None if max_upload is None else parse_bytes(max_upload))
+    fewest = None if norm_samples is None else at_least_one(norm_samples, "norm_samples")
+    ceilings = Ceilings(max_flops, None if max_upload is None else parse_bytes(max_upload), fewest)
     graph = (
         model
         if isinstance(model, ChannelGraph)

@@ -21,15 +21,17 @@ CAUTION = 0.8  # of how activations grow with the samples at a time: where to re
 
 @dataclass(frozen=True)
 class Ceilings:
-    """Limits beside bytes of memory; None: there is none."""
+    """Limits beside bytes of memory; None: there is none (of samples: executions.FEWEST_NORMED)."""
 
     flops: float | None = None  # of a training step, per sample, in units of the whole model's plain one
     upload: int | None = None  # bytes per device and round
+    norm_samples: int | None = None  # that are taken at a time, at least, where they meet in a batch norm
 
     def __str__(self) -> str:
         flops = [] if self.flops is None else [f"{self.flops:g} times the FLOPs of plain training"]
         upload = [] if self.upload is None else [f"{show_bytes(self.upload)} of upload a round"]
-        return " and ".join([*flops, *upload])
+        samples = [] if self.norm_samples is None else [f"{self.norm_samples} samples in a batch norm"]
+        return " and ".join([*flops, *upload, *samples])
 
 
 class Chooser:

@@ -40,10 +40,12 @@ def is_normed(graph: ChannelGraph, execution: Execution) -> bool:
     return any(op.kind == "op" and name_of(op.target) == "batch_norm" for op in graph.sized(graph.full(), 2))
 
 
-def candidates(graph: ChannelGraph, execution: Execution) -> tuple[Execution, ...]:
-    """All ways to take a step of this execution, the cheapest first: `execution` itself, then leaner ones."""
+def candidates(graph: ChannelGraph, execution: Execution, norm_samples: int | None = None) -> tuple[Execution, ...]:
+    """All ways to take a step of this execution, the cheapest first: `execution` itself, then leaner ones, of which
+    none has batch norm see fewer than `norm_samples` at a time."""
     normed = is_normed(graph, execution)
-    found = [one for one in _turned(execution) if not normed or _sound(one, execution)]
+    fewest = FEWEST_NORMED if norm_samples is None else norm_samples
+    found = [one for one in _turned(execution) if not normed or _sound(one, execution, fewest)]
     return tuple(sorted(found, key=lambda one: (_inexactness(one, normed), _time(one))))
 
 
@@ -71,9 +73,9 @@ def _turned(execution: Execution) -> Iterator[Execution]:
             continue
 
 
-def _sound(one: Execution, asked: Execution) -> bool:
+def _sound(one: Execution, asked: Execution, fewest: int) -> bool:
     """Whether batch norm sees enough samples at a time; what was asked for is the user's own affair."""
-    return one.micro_batch == asked.micro_batch or min(one.parts) >= FEWEST_NORMED
+    return one.micro_batch == asked.micro_batch or min(one.parts) >= fewest
 
 
 def _inexactness(one: Execution, normed: bool) -> float:

@@ -136,9 +136,9 @@ def _inexactness(way: Way) -> float:
 def recommend(ways: Sequence[Way]) -> tuple[int | None, str]:
     """The rule, with its reason (docs/fit.md says what it rests on).
 
-    The whole model, where every device can train it. Otherwise the widest small model; but SLT, where that has less
-    than a quarter of the parameters. At last, whatever trains most. Of the whole model in parts too small for batch
-    norm to learn almost as from the whole batch, the reason says so."""
+    The whole model, where every device can train it. Otherwise the widest small model; but SLT, where it fits and the
+    small model has less than a quarter of the parameters. At last, whatever trains most. Of the whole model in parts
+    too small for batch norm to learn almost as from the whole batch, the reason says so."""
     known = {way.method: number for number, way in enumerate(ways) if way.fits and way.everywhere}
     whole, small, slt = (known.get(name) for name in ("fedavg", "small", "slt"))
     if whole is not None:
@@ -152,6 +152,11 @@ def recommend(ways: Sequence[Way]) -> tuple[int | None, str]:
     if slt is not None:
         share = f"a small model has {ways[small].trained_share:.0%} of the parameters" if small is not None else ""
         return slt, f"{share or 'no small model fits'}: successive layers train all of them within the budget"
+    if small is not None:
+        return small, (
+            f"neither the whole model nor its successive layers fit; of what does, the small model "
+            f"({ways[small].trained_share:.0%} of the parameters) has learned most"
+        )
     fitting = [number for number, way in enumerate(ways) if way.fits]
     if not fitting:
         return None, nothing_fits(ways)

@@ -124,12 +124,20 @@ class Approach(Component):
         since=2,
         needs=Needs("lean", instead="--max-upload is a limit for --lean: give that too, or leave it out"),
     )
+    norm_samples: int | None = setting(
+        None,
+        "lean: micro-batches of no fewer samples under batch norm (4); the batch size: exact executions only",
+        metavar="N",
+        least=1,
+        since=2,
+        needs=Needs("lean", instead="--norm-samples is a limit for --lean: give that too, or leave it out"),
+    )
 
     @property
     def ceilings(self) -> Ceilings:
         from strata.planning.choosing import Ceilings
 
-        return Ceilings(self.max_flops, self.max_upload)
+        return Ceilings(self.max_flops, self.max_upload, self.norm_samples)
 
 
 @dataclass(frozen=True)

@@ -4,19 +4,34 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from strata.execution import Execution
 from strata.experiments import Asked, Results, experiment
 from strata.experiments.frontier import PANELS
+from strata.methods.budget import Budget
+from strata.planning.choosing import Ceilings
+from tests.networks import paper_graph
 
 
 def test_cells_are_named_by_their_bytes_and_asked_for_lean() -> None:
     made = experiment("table-frontier", Asked(scale=0.06, seeds=1))
     names = [run.name for run in made.runs]
     assert names[0] == "cifar10/resnet20/iid/2.5MiB/small/rounds-150/seed-0"
-    assert "cifar10/resnet20/dirichlet-0.1/6.5MiB/slt/rounds-150/seed-0" in names
+    assert "cifar10/resnet20/dirichlet-0.1/6.5MiB/slt-norm-8/rounds-150/seed-0" in names
+    assert "cifar10/resnet20/iid/6.5MiB/fedavg/rounds-150/seed-0" in names
     assert len(names) == len(set(names)) == sum(len(panel.cells()) for panel in PANELS) == 25
     for run in made.runs:
         assert run.request.approach.lean and not run.request.approach.constraints
     assert made.runs[0].request.approach.budgets == (2_621_440,)
+
+
+def test_where_the_whole_model_fits_the_others_are_not_the_whole_model() -> None:
+    graph = paper_graph("ResNet20")
+    for budget, fewest in PANELS[0].norm_samples:
+        held, whole = (
+            Budget(Execution(32), sizes=(int(budget * 2**20),), lean=True, ceilings=Ceilings(norm_samples=samples))
+            for samples in (fewest, fewest // 2)
+        )
+        assert whole.need(graph, graph.full()) <= budget * 2**20 < held.need(graph, graph.full())
 
 
 def test_it_renders_before_any_run_is_finished(tmp_path: Path) -> None:

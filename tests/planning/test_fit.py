@@ -47,6 +47,7 @@ def test_the_rule() -> None:
     assert recommend([slt, missing, narrow])[0] == 0
     assert recommend([slt, replace(whole, everywhere=False), narrow])[0] == 0
     assert recommend([missing, other])[0] == 1
+    assert recommend([missing, other, narrow])[0] == 2 and "has learned most" in recommend([missing, other, narrow])[1]
     few = replace(whole, normed=True, execution=Execution(16, 4))
     assert "slows it" in recommend([few])[1] and "slows it" not in recommend([whole])[1]
     number, reason = recommend([replace(missing, short_bytes=80)])
