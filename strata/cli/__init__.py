@@ -32,6 +32,12 @@ def build_parser() -> argparse.ArgumentParser:
     return parser
 
 
+def say_beginning(command: str, what: str) -> None:
+    """To a person at a terminal, before torch is loaded: a moment of silence looks like a fault."""
+    if sys.stderr.isatty():
+        print(f"strata {command}: {what}", file=sys.stderr, flush=True)
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     args = build_parser().parse_args(argv)
     try:

@@ -91,8 +91,10 @@ def run(args: argparse.Namespace) -> int:
         raise BadInput("--samples is for a device's hours: give --gflops and --mbit too, or leave it out")
     samples = SAMPLES if args.samples is None else at_least_one(args.samples, "--samples")
 
+    from strata.cli import say_beginning
     from strata.planning.runtime import runtime_bytes, start_measuring, stop_measuring
 
+    say_beginning("plan", f"loading torch and {name}, then looking for steps that fit")
     runtime = None if args.json else start_measuring()  # in the background: it loads torch while we do
     try:
         from strata.graph import ChannelGraph  # torch: only once everything above has been read

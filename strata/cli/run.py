@@ -59,6 +59,10 @@ def run(args: argparse.Namespace) -> int:
     if (args.out is None) == (args.resume is None):
         raise BadInput("give either --out DIR for a new run or --resume DIR to continue one")
     asked = asked_of(args)
+    if not args.quiet:
+        from strata.cli import say_beginning
+
+        say_beginning("run", f"loading torch, the model and the data, for {args.resume or args.out}")
     from strata.engines import EngineFailed  # torch: only once everything above has been read
     from strata.federation import RoundFailed
     from strata.runs.launch import launch

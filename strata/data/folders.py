@@ -87,7 +87,7 @@ def load_folder(root: Path, size: int | None = None, seed: int = 0, skip: bool =
 
 
 def _unreadable(paths: Sequence[Path]) -> list[Path]:
-    """In order; each is decoded, since a file that is cut short has a good beginning."""
+    """Sorted; each is decoded, since a file that is cut short has a good beginning."""
 
     def is_bad(path: Path) -> bool:
         try:
@@ -98,7 +98,7 @@ def _unreadable(paths: Sequence[Path]) -> list[Path]:
             return True
 
     with ThreadPoolExecutor(max_workers=min(8, os.cpu_count() or 1)) as pool:
-        return [path for path, bad in zip(paths, pool.map(is_bad, paths), strict=True) if bad]
+        return sorted(path for path, bad in zip(paths, pool.map(is_bad, paths), strict=True) if bad)
 
 
 def _hold_out_tenth(listing: Listing, classes: int, seed: int) -> tuple[Listing, Listing]:
