@@ -119,14 +119,15 @@ def windows_data(
     train: Sequence[Row], test: Sequence[Row], name: str, tokenizer: Tokenizer, length: int, notes: tuple[str, ...] = ()
 ) -> FederatedData:
     """For the token that follows: each text in windows of `length`, whose targets are the same one token on."""
-    parts, users = [], []
+    parts, users, short = [], [], 0
     for rows in (train, test):
-        pieces, of_users = windows(_encoded(tokenizer, [row.text for row in rows]), rows, length)
+        ids = _encoded(tokenizer, [row.text for row in rows])
+        short += sum(len(one) < 2 for one in ids)
+        pieces, of_users = windows(ids, rows, length)
         if not pieces:
             raise BadInput(f"{name}: no text to {'train' if rows is train else 'test'} on has two tokens or more")
         parts.append(next_tokens(pieces, length, tokenizer.padding))
         users.append(of_users)
-    short = sum(len(one) < 2 for rows in (train, test) for one in tokenizer.encode([row.text for row in rows]))
     said = (f"{name}: {short} texts have a single token, which nothing follows: left out",) if short else ()
     return FederatedData(
         parts[0],
@@ -185,6 +186,8 @@ def _tagged(
     for number, (row, (_, begins)) in enumerate(zip(rows, encoded, strict=True)):
         own = [next(left) for _ in row.text]
         places = [(at, own[word]) for at, word in enumerate(begins) if word is not None]
+        if len(places) < len(own):
+            raise BadInput(f"{row.where} has a word of which the tokenizer makes nothing: its label would be lost")
         targets[number, [at for at, _ in places]] = torch.tensor([label for _, label in places])
     count = len(train)
     return FederatedData(

@@ -133,7 +133,8 @@ class Folder:
             )
         encoded = self._own(list(words), is_split_into_words=True)
         of_words = encoded.word_ids()
-        begins = [word if word not in of_words[:at] else None for at, word in enumerate(of_words)]
+        before = [None, *of_words[:-1]]
+        begins = [word if word != last else None for word, last in zip(of_words, before, strict=True)]
         return list(encoded["input_ids"]), begins
 
 
