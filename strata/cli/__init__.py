@@ -32,6 +32,12 @@ def build_parser() -> argparse.ArgumentParser:
     return parser
 
 
+def say_beginning(command: str, what: str) -> None:
+    """To a person at a terminal, before torch is loaded: a moment of silence looks like a fault."""
+    if sys.stderr.isatty():
+        print(f"strata {command}: {what}", file=sys.stderr, flush=True)
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     argv = sys.argv[1:] if argv is None else argv
     empty = next((text for text in argv if text.startswith("-") and text.endswith("=--")), None)

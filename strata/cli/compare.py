@@ -54,6 +54,10 @@ def run(args: argparse.Namespace) -> int:
     asked = asked_of(args)
     if not methods:
         raise BadInput("give the methods to compare, such as slt,small,fd")
+    if not args.quiet:
+        from strata.cli import say_beginning
+
+        say_beginning("compare", f"loading torch, the model and the data, for {args.out}")
     from strata.engines import EngineFailed  # torch: only once everything above has been read
     from strata.federation import RoundFailed
     from strata.results.comparison import write_comparison

@@ -52,8 +52,9 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     )  # fmt: skip
     show.add_argument("--data", default="digits", metavar="NAME", help="data set (default digits)")
     show.add_argument("--data-dir", "--dir", dest="dir", metavar="DIR", default=argparse.SUPPRESS, help=_PLACE)
-    kinds = "iid, dirichlet:ALPHA, shards:N, user, lazy[:SAMPLES] (default iid)"
+    kinds = "iid, dirichlet:ALPHA, shards:N, user, lazy[:SAMPLES], file:PATH.json (default iid)"
     show.add_argument("--partition", default="iid", metavar="P", help=kinds)
+    show.add_argument("--sizes", metavar="HOW", help="of iid and dirichlet: lognormal:SIGMA (default: all the same)")
     show.add_argument("--devices", type=int, default=100, metavar="N", help="number of devices (default 100)")
     show.add_argument("--seed", type=int, default=0, metavar="N", help="seed of the partition (default 0)")
     show.add_argument("--picture", metavar="FILE", help="also draw it (png, pdf, svg)")
@@ -93,6 +94,7 @@ def list_data(args: argparse.Namespace) -> None:
         print("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())
     print(f"\nLooked in {root} (--dir or $STRATA_DATA for another folder). Fetch one: strata data get NAME --dir DIR")
     print("Your own pictures, a folder per class: --data folder --data-dir DIR (folder:64 to bring them to 64x64).")
+    print("Your own text and tables: --data text:FILE.jsonl, --data table:FILE.csv (docs/own-data.md).")
 
 
 def _size(row: dict[str, Any]) -> str:
@@ -133,9 +135,11 @@ def _bar(file: str) -> Progress:
 
 def show_data(args: argparse.Namespace) -> None:
     from strata.data import holdings, load, parse_partition, picture, table
+    from strata.data.samples import class_labels
 
     data = load(args.data, args.dir)
-    partition = parse_partition(args.partition, data, args.devices, args.seed)
+    partition = parse_partition(args.partition, data, args.devices, args.seed, args.sizes)
+    class_labels(data.train, "a table of who holds which classes")
     counts = holdings(partition, data.train.targets, data.classes, limit=_SHOWN)
     title = f"{args.data}, {args.partition}, {args.devices} devices, seed {args.seed}"
     if args.picture:

@@ -11,10 +11,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from strata.cli.plan import picture_format
+from strata.cli.plan import INPUT_HELP, picture_format
 from strata.core.errors import BadInput, Infeasible
 from strata.core.flags import add_flags, flags_of, given
-from strata.core.sizes import at_least_one, parse_shape
+from strata.core.sizes import at_least_one, parse_input
 from strata.planning.device_time import SAMPLES, add_speed_flags, speed_of
 from strata.runs.config import RunConfig
 
@@ -31,8 +31,9 @@ EXAMPLES = """examples:
 """
 # Of a run's settings, those that a fit looks at; its commands hand them on.
 LOOKED_AT = (
-    "model", "data", "data_dir", "partition", "budgets", "max_flops", "max_upload", "norm_samples", "rounds", "devices",
-    "per_round", "epochs", "seed", *(key for key, one in RunConfig.described().items() if one.part == "execution"),
+    "model", "data", "data_dir", "partition", "sizes", "budgets", "max_flops", "max_upload", "norm_samples", "rounds",
+    "devices", "per_round", "epochs", "seed",
+    *(key for key, one in RunConfig.described().items() if one.part in ("execution", "reading")),
 )  # fmt: skip
 
 
@@ -48,7 +49,7 @@ def add_parser(subparsers: Subparsers) -> None:
     add_flags(parser, RunConfig, only=LOOKED_AT)
     group = parser.add_argument_group("what the model takes and gives (without --data)")
     group.add_argument("--classes", metavar="N", help="number of classes (default 10, or what the callable chooses)")
-    group.add_argument("--input", metavar="CxHxW", help="input shape, no batch (default 3x32x32)")
+    group.add_argument("--input", metavar="CxHxW", help=INPUT_HELP)
     group.add_argument("--samples", metavar="N", help=f"training samples of a device (default {SAMPLES})")
     time = parser.add_argument_group("time (without these: on this machine, by a short calibration)")
     add_speed_flags(time)
@@ -96,18 +97,22 @@ def run(args: argparse.Namespace) -> int:
 
 def fit_of(config: RunConfig, args: argparse.Namespace, speed: Any) -> Fit:
     from strata.graph import ChannelGraph  # torch: only once everything above has been read
+    from strata.graph.inputs import InputSpec, taken_by
     from strata.methods.fitting import fit
     from strata.models.loading import load_model
+    from strata.runs.launch import make_model
 
     problem = config.problem
     data = load_data_of(config) if args.data is not None else None
     if data is None:
-        shape = parse_shape(args.input or "3x32x32")
+        inputs = parse_input(args.input or "3x32x32")
+        shape = InputSpec.of(inputs).inputs[0].shape
         classes = None if args.classes is None else at_least_one(args.classes, "--classes")
-        graph = ChannelGraph(load_model(problem.model, classes, shape), input_shape=shape)
+        graph = ChannelGraph(load_model(problem.model, classes, shape), inputs)
         samples = SAMPLES if args.samples is None else at_least_one(args.samples, "--samples")
     else:
-        graph = ChannelGraph(load_model(problem.model, data.classes, data.input_shape), data.inputs)
+        model = make_model(config, data, with_weights=False)
+        graph = ChannelGraph(model, data.only(taken_by(model, data.inputs.names)).inputs)
         samples = max(1, len(data.train) // config.fleet.devices)
     return fit(
         graph,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from strata.core.errors import BadInput
 from strata.core.flags import add_flags, given
-from strata.core.sizes import at_least_one, parse_shape, show_bytes
+from strata.core.sizes import at_least_one, parse_input, show_bytes
 from strata.execution.execution import Execution
 from strata.planning import PlanInfeasible
 from strata.planning.device_time import SAMPLES, add_speed_flags, speed_of, time_of
@@ -30,6 +30,7 @@ EXAMPLES = """examples:
   strata plan --model resnet20 --budget 24MiB --gflops 2 --mbit 5
   strata plan --model resnet44 --classes 200 --input 3x64x64 --budget 200MiB --verify --hard-cap
 """
+INPUT_HELP = "input shape, no batch (default 3x32x32); others NAME:DTYPE:SHAPE, such as input_ids:int64:64"
 # Of a run's settings, those that a plan looks at beside the execution, by the keyword of `strata.plan`.
 PLANNED = {
     "constraints": "constraint",
@@ -60,7 +61,7 @@ def add_parser(subparsers: Subparsers) -> None:
     add_flags(parser, RunConfig, only=("model", *planned()))
     group = parser.add_argument_group("what the model takes and gives")
     group.add_argument("--classes", metavar="N", help="number of classes (default 10, or what the callable chooses)")
-    group.add_argument("--input", default="3x32x32", metavar="CxHxW", help="input shape, no batch (default 3x32x32)")
+    group.add_argument("--input", default="3x32x32", metavar="CxHxW", help=INPUT_HELP)
     device = parser.add_argument_group("a device's time")
     add_speed_flags(device)
     device.add_argument("--samples", metavar="N", help=f"that a device has, for its hours (default {SAMPLES})")
@@ -82,7 +83,7 @@ def add_parser(subparsers: Subparsers) -> None:
 def run(args: argparse.Namespace) -> int:
     settings = plan_settings(args)
     name = args.model or RunConfig.described()["model"].default
-    shape = parse_shape(args.input)
+    inputs = parse_input(args.input)
     classes = None if args.classes is None else at_least_one(args.classes, "--classes")
     picture_format(args.picture)
     speed = speed_of(args)
@@ -90,15 +91,19 @@ def run(args: argparse.Namespace) -> int:
         raise BadInput("--samples is for a device's hours: give --gflops and --mbit too, or leave it out")
     samples = SAMPLES if args.samples is None else at_least_one(args.samples, "--samples")
 
+    from strata.cli import say_beginning
     from strata.planning.runtime import runtime_bytes, start_measuring, stop_measuring
 
+    say_beginning("plan", f"loading torch and {name}, then looking for steps that fit")
     runtime = None if args.json else start_measuring()  # in the background: it loads torch while we do
     try:
         from strata.graph import ChannelGraph  # torch: only once everything above has been read
+        from strata.graph.inputs import InputSpec
         from strata.models.loading import load_model
         from strata.planning.make import plan
 
-        graph = ChannelGraph(load_model(name, classes, shape), input_shape=shape)
+        shape = InputSpec.of(inputs).inputs[0].shape
+        graph = ChannelGraph(load_model(name, classes, shape), inputs)
         if classes is not None and graph.classes != classes:
             raise BadInput(f"--classes is {classes}, but {name} has {graph.classes} outputs")
         found = plan(graph, name=name, **settings)

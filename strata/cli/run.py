@@ -62,6 +62,10 @@ def run(args: argparse.Namespace) -> int:
     if args.from_round is not None and args.resume is None:
         raise BadInput("--from-round says where a run is resumed: give --resume DIR too, or leave it out")
     asked = asked_of(args)
+    if not args.quiet:
+        from strata.cli import say_beginning
+
+        say_beginning("run", f"loading torch, the model and the data, for {args.resume or args.out}")
     from strata.engines import EngineFailed  # torch: only once everything above has been read
     from strata.federation import RoundFailed
     from strata.runs.launch import launch

@@ -24,6 +24,7 @@ _UNITS = {
     "gib": 2**30,
     "tib": 2**40,
 }
+INPUT_DTYPES = ("float32", "int64", "int32", "uint8", "bool")  # that networks of float32 take
 MOST_BYTES = 2**63 - 1  # no machine has more, and sizes are 64-bit numbers further on
 FEWEST_BYTES = 1024  # nothing trains in less: a number below it without a unit was meant otherwise
 
@@ -72,6 +73,26 @@ def parse_shape(value: str | Iterable[int]) -> tuple[int, ...]:
     if not shape or min(shape) < 1:
         raise BadInput(f"an input shape is channels x height x width without the batch, such as 3x32x32, not {value!r}")
     return shape
+
+
+def parse_input(value: str | Iterable[int]) -> tuple[int, ...] | str:
+    """A shape, or inputs by name: input_ids:int64:64,attention_mask:bool:64. Those stay text, checked and without
+    spaces: what they mean needs torch (graph/inputs.py)."""
+    if not isinstance(value, str) or ":" not in value:
+        return parse_shape(value)
+    parts = ["".join(part.split()) for part in value.split(",")]
+    for part in parts:
+        fields = part.split(":")
+        if len(fields) != 3 or not fields[0].isidentifier() or fields[1] not in INPUT_DTYPES:
+            raise BadInput(
+                f"an input is NAME:DTYPE:SHAPE, such as input_ids:int64:64, with one of {', '.join(INPUT_DTYPES)}, "
+                f"not {part!r}"
+            )
+        parse_shape(fields[2])
+    names = [part.partition(":")[0] for part in parts]
+    if len(set(names)) < len(names):
+        raise BadInput(f"two inputs have the same name: {', '.join(names)}")
+    return ",".join(parts)
 
 
 def at_least_one(value: object, what: str) -> int:

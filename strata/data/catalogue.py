@@ -11,12 +11,18 @@ from strata.core.paths import expanded
 from strata.data.cifar import find_cifar10, find_cifar100, load_cifar10, load_cifar100
 from strata.data.digits import load_digits
 from strata.data.download import Progress, check_address, fetch, unpack
-from strata.data.files import default_root, reading
+from strata.data.files import default_root
+from strata.data.files import reading as reading_of
 from strata.data.folders import find_tinyimagenet, load_folder, load_tinyimagenet
 from strata.data.idx import find_fashion, find_mnist, load_fashion, load_mnist
 from strata.data.imagenet64 import find_imagenet64, load_imagenet64
 from strata.data.leaf import find_femnist, load_femnist
+from strata.data.objective_names import objective_named
+from strata.data.reading import OF_OTHERS, OF_PICTURES, OF_TABLES, OF_TEXT, OF_TEXT_SETS, Reading
 from strata.data.samples import FederatedData
+from strata.data.tables import load_table
+from strata.data.text import load_text
+from strata.data.text_sets import TEXT_SETS, find_shakespeare, read_shakespeare
 
 
 @dataclass(frozen=True)
@@ -40,10 +46,11 @@ class Entry:
     downloads: tuple[Download, ...] = ()
     folder: str = ""  # what the archive unpacks to, or where single files go
     by_hand: str = ""  # how to get it where it cannot simply be downloaded
+    read: Callable[[Path, Reading], FederatedData] | None = None  # in place of `load`, where it can be read in ways
 
     def found(self, place: Path) -> Path | None:
         """As `find`; a place where one may not look is said to be one."""
-        with reading(place):
+        with reading_of(place):
             return self.find(place)
 
 
@@ -52,10 +59,36 @@ def _idx(base: str, *md5s: str) -> tuple[Download, ...]:
     return tuple(Download(f"{base}{file}-ubyte.gz", md5) for file, md5 in zip(files, md5s, strict=True))
 
 
+def _text(
+    name: str, summary: str, source: str, size: int, downloads: tuple[Download, ...] = (), folder: str = "",
+    by_hand: str = "",
+) -> Entry:  # fmt: skip
+    """None of them has a published checksum: that of the first download is kept."""
+    known = TEXT_SETS.get(name)
+    find, read = (find_shakespeare, read_shakespeare) if known is None else (known.find, known.read)
+    return Entry(
+        name,
+        summary,
+        source,
+        size,
+        find,
+        lambda place: read(place, Reading()),
+        downloads,
+        folder or name,
+        by_hand,
+        read,
+    )
+
+
 _TORONTO = "https://www.cs.toronto.edu/~kriz/"
 _MNIST = "https://ossci-datasets.s3.amazonaws.com/mnist/"  # LeCun's own server refuses downloads; same files, same md5
 _FASHION = "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/"
 _TINY = "http://cs231n.stanford.edu/"
+_BANKING = "https://raw.githubusercontent.com/PolyAI-LDN/task-specific-datasets/master/banking_data/"
+_CLINC = "https://raw.githubusercontent.com/clinc/oos-eval/master/data/"
+_GLUE = "https://dl.fbaipublicfiles.com/glue/data/"
+_TREC = "https://cogcomp.seas.upenn.edu/Data/QA/QC/"
+_NEWS = "http://qwone.com/~jason/20Newsgroups/"
 _ENTRIES = (
     Entry("digits", "10 classes, 1500 + 297 images of 8x8, enlarged to 32x32", "in the package (scikit-learn, UCI)", 0,
           lambda root: root, lambda root: load_digits()),
@@ -86,6 +119,21 @@ _ENTRIES = (
           13_000_000_000, find_imagenet64, load_imagenet64, folder="imagenet64",
           by_hand="it needs a login at https://image-net.org/download-images: fetch Imagenet64_train_part1_npz.zip, "
           "Imagenet64_train_part2_npz.zip and Imagenet64_val_npz.zip and unzip them into {root}/imagenet64"),
+
+    _text("shakespeare", "1362 roles of the plays; the next of 74 characters", "Project Gutenberg", 1_427_408,
+          by_hand="put shakespeare_by_role.jsonl.xz, rows of play, role and speeches, into {root}"),
+    _text("20newsgroups", "20 classes, 11,314 + 7532 messages, split by date", _NEWS, 14_464_277,
+          by_hand="fetch " + _NEWS + "20news-bydate.tar.gz and unpack it into {root}/20newsgroups"),
+    _text("banking77", "77 classes, 10,003 + 3080 questions of bank customers", _BANKING, 1_079_000,
+          (Download(_BANKING + "train.csv", None), Download(_BANKING + "test.csv", None))),
+    _text("clinc150", "150 classes, 15,000 + 4500 requests; those out of scope are left out", _CLINC, 2_300_000,
+          (Download(_CLINC + "data_full.json", None),)),
+    _text("sst2", "2 classes, 67,349 + 872 (GLUE's dev; of the one file 1821) phrases of film reviews", _GLUE,
+          7_439_277, (Download(_GLUE + "SST-2.zip", None),), "SST-2"),
+    _text("trec", "6 classes, 5452 + 500 questions", _TREC, 360_000,
+          (Download(_TREC + "train_5500.label", None), Download(_TREC + "TREC_10.label", None))),
+    _text("trec50", "50 classes, the same questions", _TREC, 360_000,
+          (Download(_TREC + "train_5500.label", None), Download(_TREC + "TREC_10.label", None)), "trec"),
 )  # fmt: skip
 CATALOGUE: dict[str, Entry] = {entry.name: entry for entry in _ENTRIES}
 _UNPACKED_LIMIT = 8 << 30  # bytes; the largest archive here unpacks to well under 1 GiB
@@ -93,23 +141,44 @@ _UNPACKED_LIMIT = 8 << 30  # bytes; the largest archive here unpacks to well und
 
 def entry_of(name: str) -> Entry:
     if name not in CATALOGUE:
-        raise BadInput(f"there is no data set {name!r}; choose {', '.join(CATALOGUE)}, or folder for your own pictures")
+        raise BadInput(
+            f"there is no data set {name!r}; choose {', '.join(CATALOGUE)}, or folder, text:FILE.jsonl or "
+            "table:FILE.csv for your own"
+        )
     return CATALOGUE[name]
 
 
-def load(name: str, root: str | Path | None = None) -> FederatedData:
-    """A data set by name. `root` is the folder it is in (or its parent); `folder[:SIZE]` loads a tree of pictures."""
+def load(
+    name: str, root: str | Path | None = None, reading: Reading | None = None, classes: int | None = None
+) -> FederatedData:
+    """A data set by name. `root` is the folder it is in (or its parent); `folder[:SIZE]` loads a tree of pictures,
+    `text:FILE.jsonl` and `table:FILE.csv` a file, relative to `root` where that is given. `reading`: how text, tables
+    and pictures of your own are read. `classes`: of files whose labels are numbers, where not all of them occur."""
+    asked = reading or Reading()
+    kind, colon, file = name.partition(":")
+    if colon and kind in ("text", "table"):
+        asked.refuse_unused(OF_TEXT if kind == "text" else OF_TABLES, name)
+        path = expanded(file) if root is None else expanded(root) / expanded(file)
+        if not file:
+            raise BadInput(f"the data {kind} needs a file: --data {kind}:FILE.{'jsonl' if kind == 'text' else 'csv'}")
+        return load_text(path, asked, classes) if kind == "text" else load_table(path, asked, classes)
     place = default_root() if root is None else expanded(root)
-    with reading(place):
-        if name == "folder" or name.startswith("folder:"):
+    with reading_of(place):
+        if kind == "folder":
+            asked.refuse_unused(OF_PICTURES, name)
             if root is None:
                 raise BadInput("the data set folder needs to be told which one: --data-dir DIR")
-            return load_folder(place, _size(name))
+            return _by_objective(load_folder(place, _size(name), skip=asked.skip_unreadable), asked)
         entry = entry_of(name)
+        asked.refuse_unused(OF_TEXT_SETS if entry.read else OF_OTHERS, name)
         found = entry.find(place)
         if found is None:
             raise BadInput(f"{name} is not in {place}; run: strata data get {name} --dir {place}")
-        return entry.load(found)
+        return _by_objective(entry.load(found), asked) if entry.read is None else entry.read(found, asked)
+
+
+def _by_objective(data: FederatedData, asked: Reading) -> FederatedData:
+    return data if asked.objective is None else replace(data, objective=objective_named(asked.objective))
 
 
 def _size(name: str) -> int | None:
@@ -145,7 +214,9 @@ def get(
     downloads = entry.downloads
     if mirror is not None:
         downloads = tuple(replace(one, url=f"{mirror.rstrip('/')}/{one.file}") for one in downloads)
-    archive = len(downloads) == 1
+    if found is not None and found.is_file():  # the whole set as one file
+        return found
+    archive = len(downloads) == 1 and downloads[0].file.endswith((".zip", ".gz"))
     if archive:
         if found is not None and (place / entry.folder).exists():
             return place / entry.folder

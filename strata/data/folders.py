@@ -7,6 +7,7 @@ import os
 import threading
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -50,10 +51,11 @@ def load_tinyimagenet(folder: Path) -> FederatedData:
     return _load(folder, "tinyimagenet", train, test, 64, tuple(wnids), "tinyimagenet", (mean, std), most)
 
 
-def load_folder(root: Path, size: int | None = None, seed: int = 0) -> FederatedData:
+def load_folder(root: Path, size: int | None = None, seed: int = 0, skip: bool = False) -> FederatedData:
     """root/train/CLASS/* and root/test|val/CLASS/*; or root/CLASS/*, a tenth of which is held out.
 
-    Pictures are brought to size x size; without a size they must all be square and alike.
+    Pictures are brought to size x size; without a size they must all be square and alike. `skip`: files that cannot
+    be read are left out, and named in the data's notes.
     """
     if not root.is_dir():
         raise BadInput(f"{root} is not a folder; give one with a folder of pictures per class")
@@ -70,9 +72,33 @@ def load_folder(root: Path, size: int | None = None, seed: int = 0) -> Federated
         test = [(path, index) for index, name in enumerate(names) for path in _pictures_in(test_root / name)]
     else:
         train, test = _hold_out_tenth(train, len(names), seed)
+    unreadable = _unreadable([path for path, _ in (*train, *test)]) if skip else []
+    if unreadable:
+        left_out = set(unreadable)
+        train, test = ([one for one in part if one[0] not in left_out] for part in (train, test))
     if size is None:
         size = _common_size(path for path, _ in (*train, *test))
-    return _load(root, "folder", train, test, size, tuple(names), "pictures", None)
+    data = _load(root, "folder", train, test, size, tuple(names), "pictures", None)
+    if not unreadable:
+        return data
+    shown = ", ".join(str(path.relative_to(root)) for path in unreadable[:5])
+    more = f" and {len(unreadable) - 5} more" if len(unreadable) > 5 else ""
+    return replace(data, notes=(f"{root}: {len(unreadable)} unreadable pictures are left out: {shown}{more}",))
+
+
+def _unreadable(paths: Sequence[Path]) -> list[Path]:
+    """Sorted; each is decoded, since a file that is cut short has a good beginning."""
+
+    def is_bad(path: Path) -> bool:
+        try:
+            with _opened(path, MOST_PIXELS) as picture:
+                picture.load()
+            return False
+        except BadInput:
+            return True
+
+    with ThreadPoolExecutor(max_workers=min(8, os.cpu_count() or 1)) as pool:
+        return sorted(path for path, bad in zip(paths, pool.map(is_bad, paths), strict=True) if bad)
 
 
 def _hold_out_tenth(listing: Listing, classes: int, seed: int) -> tuple[Listing, Listing]:
@@ -160,7 +186,10 @@ def _opened(path: Path, most: int) -> Iterator[Any]:
     except BadInput:
         raise
     except Exception as error:  # of any kind, where a file is broken on purpose
-        raise BadInput(f"{path} is not a readable picture ({one_line(error)}); fetch the data set again") from error
+        raise BadInput(
+            f"{path} is not a readable picture ({one_line(error)}); fetch the data set again, or of "
+            "your own pictures leave such out with --skip-unreadable"
+        ) from error
 
 
 def decode_pictures(paths: Sequence[Path], into: np.ndarray, most: int = MOST_PIXELS) -> None:

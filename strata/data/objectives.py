@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -18,6 +18,8 @@ from torch.nn import functional
 from strata.core.errors import BadInput
 
 Sums = Mapping[str, tuple[float, ...]]  # by name; whole numbers where they are counts
+IGNORED = -100  # a target that counts for nothing, such as padding: torch's cross_entropy calls it so too
+BINS = 256  # of a probability: an area under the ROC curve is of counts in these, so that parts of a data set add up
 
 
 @dataclass(frozen=True)
@@ -58,8 +60,12 @@ class Objective(ABC):
         """The headline, from 0 to 1 (metrics.jsonl calls it accuracy)."""
 
     def metrics(self, sums: Sums) -> dict[str, Any]:
-        """What summary.json says beside the score."""
+        """What is said beside the score: numbers go under `metrics`, lists to summary.json alone."""
         return {}
+
+    def suits(self, outputs: Sequence[int], classes: int, targets: Sequence[int]) -> bool:
+        """Whether a model with outputs [batch, *outputs] learns targets [N, *targets] of so many classes or numbers."""
+        return outputs[-1] == classes
 
     @abstractmethod
     def check(self, targets: Tensor, outputs: Sequence[int]) -> None:
@@ -89,18 +95,23 @@ class Classification(Objective):
     def sums(self, outputs: Tensor, targets: Tensor) -> Sums:
         right = targets[outputs.argmax(1) == targets]
         correct, counts = (torch.bincount(part, minlength=outputs.shape[1]).tolist() for part in (right, targets))
-        return {"correct": tuple(correct), "counts": tuple(counts)}
+        predicted = torch.bincount(outputs.argmax(1), minlength=outputs.shape[1]).tolist()
+        found = {"correct": tuple(correct), "counts": tuple(counts), "predicted": tuple(predicted)}
+        if outputs.shape[1] == 2:
+            found |= binned(outputs.softmax(1)[:, 1:], targets.unsqueeze(1) == 1)
+        return found
 
     def score(self, sums: Sums) -> float:
         return sum(sums["correct"]) / sum(sums["counts"])
 
     def metrics(self, sums: Sums) -> dict[str, Any]:
-        return {"per_class_accuracy": list(per_class(sums))}
+        area = {"auc": mean_of(areas(sums))} if "positives" in sums else {}
+        return {"per_class_accuracy": list(per_class(sums)), "f1": macro_f1(sums), **area}
 
     def check(self, targets: Tensor, outputs: Sequence[int]) -> None:
         if targets.dtype != torch.int64 or targets.dim() != 1:
             raise BadInput(
-                f"labels are {_kind(targets)}; classes are whole numbers, int64 [N]: convert them, or give an "
+                f"labels are {kind_of(targets)}; classes are whole numbers, int64 [N]: convert them, or give an "
                 "objective that suits them, such as strata.data.Regression()"
             )
         low, high, classes = int(targets.min()), int(targets.max()), outputs[-1]
@@ -113,13 +124,12 @@ class Classification(Objective):
         return torch.zeros(samples, dtype=torch.int64)
 
     def check_sums(self, sums: Sums, samples: int, outputs: Sequence[int]) -> None:
-        if set(sums) != {"correct", "counts"} or any(len(values) != outputs[-1] for values in sums.values()):
-            raise ValueError("no counts per class")
-        if not all(type(value) is int and value >= 0 for values in sums.values() for value in values):
-            raise ValueError("counts that are none")
-        if sum(sums["counts"]) != samples:
-            raise ValueError("counts that do not fit what it holds out")
-        if any(right > count for right, count in zip(sums["correct"], sums["counts"], strict=True)):
+        sizes = dict.fromkeys(("correct", "counts", "predicted"), outputs[-1])
+        if outputs[-1] == 2:
+            sizes |= dict.fromkeys(("positives", "negatives"), BINS)
+        check_counts(sums, sizes)
+        check_classes(sums, samples)
+        if outputs[-1] == 2 and (sum(sums["positives"]), sum(sums["negatives"])) != tuple(sums["counts"][::-1]):
             raise ValueError("counts that do not fit what it holds out")
 
 
@@ -154,6 +164,57 @@ def per_class(sums: Sums) -> tuple[float | None, ...]:
     """Accuracy of each class; None for a class without samples."""
     pairs = zip(sums["correct"], sums["counts"], strict=True)
     return tuple(right / count if count else None for right, count in pairs)
+
+
+def macro_f1(sums: Sums) -> float | None:
+    """The mean over classes that occur of 2 TP / (2 TP + FP + FN)."""
+    triples = zip(sums["correct"], sums["counts"], sums["predicted"], strict=True)
+    return mean_of([2 * right / (count + predicted) if count else None for right, count, predicted in triples])
+
+
+def mean_of(values: Iterable[float | None]) -> float | None:
+    """Of those that are known."""
+    known = [value for value in values if value is not None]
+    return sum(known) / len(known) if known else None
+
+
+def binned(probabilities: Tensor, right: Tensor) -> dict[str, tuple[int, ...]]:
+    """[N, labels] each -> how many with the label, and without it, have a probability within each of BINS bins."""
+    places = (probabilities.double().nan_to_num() * BINS).long().clamp(0, BINS - 1)
+    labels = places.shape[1]
+    places = places + BINS * torch.arange(labels, device=places.device)
+    return {
+        name: tuple(torch.bincount(places[chosen], minlength=BINS * labels).tolist())
+        for name, chosen in (("positives", right), ("negatives", ~right))
+    }
+
+
+def areas(sums: Sums) -> list[float | None]:
+    """Of each label, the area under its ROC curve: the share of pairs of one with the label and one without it that
+    the model puts in the right order, where those of one bin count half. None: there is no such pair."""
+    positives, negatives = (torch.tensor(sums[name]).view(-1, BINS).double() for name in ("positives", "negatives"))
+    below = negatives.cumsum(1) - negatives / 2
+    ordered, pairs = (positives * below).sum(1), positives.sum(1) * negatives.sum(1)
+    return [right / count if count else None for right, count in zip(ordered.tolist(), pairs.tolist(), strict=True)]
+
+
+def check_counts(sums: Sums, sizes: Mapping[str, int]) -> None:
+    """ValueError unless these are counts, so many of each name."""
+    if {name: len(values) for name, values in sums.items()} != dict(sizes):
+        raise ValueError("no counts per class")
+    if not all(type(value) is int and value >= 0 for values in sums.values() for value in values):
+        raise ValueError("counts that are none")
+
+
+def check_classes(sums: Sums, most: int, least: int | None = None) -> None:
+    """ValueError unless the classes of `least` (None: `most`) to `most` things were counted once each."""
+    least = most if least is None else least
+    total = sum(sums["counts"])
+    if not least <= total <= most or sum(sums["predicted"]) != total:
+        raise ValueError("counts that do not fit what it holds out")
+    triples = zip(sums["correct"], sums["counts"], sums["predicted"], strict=True)
+    if any(right > min(count, predicted) for right, count, predicted in triples):
+        raise ValueError("counts that do not fit what it holds out")
 
 
 @dataclass(frozen=True)
@@ -202,12 +263,12 @@ class Regression(Objective):
 
     def check(self, targets: Tensor, outputs: Sequence[int]) -> None:
         if not targets.is_floating_point():
-            raise BadInput(f"targets are {_kind(targets)}; regression learns floating point numbers: give .float()")
+            raise BadInput(f"targets are {kind_of(targets)}; regression learns floating point numbers: give .float()")
         if not bool(torch.isfinite(targets).all()):
             raise BadInput("targets have values that are not finite")
         if tuple(targets.shape[1:]) != tuple(outputs) and (targets.dim() != 1 or math.prod(outputs) != 1):
             wanted = ", ".join(["N", *map(str, outputs)])
-            raise BadInput(f"targets are {_kind(targets)}; the model's outputs are [{wanted}]: give both one shape")
+            raise BadInput(f"targets are {kind_of(targets)}; the model's outputs are [{wanted}]: give both one shape")
 
     def example(self, samples: int, outputs: Sequence[int]) -> Tensor:
         return torch.zeros(samples, *outputs)
@@ -225,5 +286,5 @@ class Regression(Objective):
             raise ValueError("sums of squares that are negative")
 
 
-def _kind(targets: Tensor) -> str:
+def kind_of(targets: Tensor) -> str:
     return f"{str(targets.dtype).removeprefix('torch.')} of shape {tuple(targets.shape)}"

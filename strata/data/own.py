@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -14,36 +15,43 @@ from strata.core.errors import BadInput
 from strata.data.images import ImageSet, channel_statistics
 from strata.data.objectives import Classification, Objective
 from strata.data.partitions import from_indices
-from strata.data.samples import FederatedData, Samples
+from strata.data.samples import FederatedData, Samples, hold_out
 
+_SEED = 0  # of the samples that are held out: the same whatever the run's
 IMAGE = "x"  # what an image is called that comes without a name
 
 
 def wrap(
     train: Dataset[Any],
-    test: Dataset[Any],
+    test: Dataset[Any] | None = None,
     name: str = "custom",
     classes: int | None = None,
     augmentation: str = "none",
     users: Sequence[Sequence[int] | np.ndarray] | None = None,
     objective: Objective | None = None,
+    test_share: float | None = None,
 ) -> FederatedData:
-    """Any map-style Datasets of (image tensor [C, H, W], label): uint8, or floats within [0, 1]; kept as uint8.
+    """Any map-style Datasets of (image tensor [C, H, W], label): 8-bit images, as uint8 or as floats k / 255.
 
-    Augmentation and normalisation belong to training, so give the data sets without random transforms.
+    Augmentation and normalisation belong to training, so give 8-bit images without random transforms. Others, 16-bit
+    ones (torch.uint16, divided by 65535) and floats, are kept as float32 and reach the network as they are.
     In place of an image there may be a tensor of other dims, or a dict of tensors by the names of the model's inputs:
-    they reach the network as they are. `objective`: None stands for classes, whole numbers from 0.
+    they reach the network as they are. `objective`: None stands for classes, whole numbers from 0. `test_share`: with
+    no test data, the share of the samples, such as 0.1, to test on, drawn by lot but always alike.
     """
     objective = objective or Classification()
+    if (test is None) == (test_share is None):
+        raise BadInput("give either a data set to test on, or with test_share=0.1 the share of the samples to test on")
     train_inputs, train_targets = _read(train, "training")
-    test_inputs, test_targets = _read(test, "test")
+    test_inputs, test_targets = (train_inputs, train_targets) if test is None else _read(test, "test")
+    _settle_images(train_inputs, test_inputs)
     if isinstance(objective, Classification):
         train_targets, test_targets = (_as_classes(targets) for targets in (train_targets, test_targets))
     indices = None
     if users is not None:
         checked = from_indices(users, len(train_targets))
         indices = [checked[device] for device in range(len(checked))]
-    return FederatedData(
+    data = FederatedData(
         train=_samples(train_inputs, train_targets, train_inputs),
         test=_samples(test_inputs, test_targets, train_inputs),
         name=name,
@@ -52,6 +60,39 @@ def wrap(
         augmentation=augmentation,
         objective=objective,
     )
+    if test_share is None:
+        return data
+    rest, held = hold_out(data, test_share, _SEED)
+    inputs = dict(rest.train.inputs)  # of images, mean and deviation are those of the samples that are left
+    return replace(
+        rest,
+        train=_samples(inputs, rest.train.targets, inputs),
+        test=_samples(dict(held.inputs), held.targets, inputs),
+    )
+
+
+def _settle_images(*parts: dict[str, Tensor]) -> None:
+    """Images that were given as floats are 8-bit ones where all of them are: nothing is lost by it."""
+    held = [part for part in parts if IMAGE in part and part[IMAGE].dim() == 4]
+    floats = [part for part in held if part[IMAGE].is_floating_point()]
+    if all(_is_8_bit(part[IMAGE]) for part in floats):
+        for part in floats:
+            if part[IMAGE].dtype != torch.uint8:  # one part may stand for both
+                part[IMAGE] = (part[IMAGE].double() * 255).round().to(torch.uint8)
+    elif len(floats) < len(held):
+        raise BadInput("some images are 8-bit ones and others are not: give those to train and to test on in one form")
+    elif any(part[IMAGE].dtype != torch.float32 for part in floats):
+        raise BadInput(f"images are {floats[0][IMAGE].dtype}, and networks take float32: give image.float()")
+
+
+def _is_8_bit(images: Tensor) -> bool:
+    """Values k / 255, as exactly as their type can hold them."""
+    for chunk in images.split(256):
+        levels = chunk.double() * 255
+        near = (levels - levels.round()).abs() <= 255 * torch.finfo(images.dtype).eps
+        if not bool((near & (levels >= 0) & (levels <= 255)).all()):
+            return False
+    return True
 
 
 def _samples(inputs: dict[str, Tensor], targets: Tensor, training: dict[str, Tensor]) -> Samples:
@@ -116,7 +157,7 @@ def _inputs_of(given: Any, where: str) -> dict[str, Tensor]:
         return {str(name): value for name, value in given.items()}
     if not isinstance(given, Tensor):
         raise BadInput(f"{where} should be an image tensor [C, H, W], another tensor, or a dict of tensors by name")
-    return {IMAGE: _as_uint8(given, where) if given.dim() == 3 else given}
+    return {IMAGE: _image(given, where) if given.dim() == 3 else given}
 
 
 def _target(given: Any, where: str) -> Tensor:
@@ -126,17 +167,14 @@ def _target(given: Any, where: str) -> Tensor:
         raise BadInput(f"{where} has a label that is no number: {given!r:.80}") from error
 
 
-def _as_uint8(image: Tensor, where: str) -> Tensor:
-    if image.dtype == torch.uint8:
-        return image
-    if not image.is_floating_point():
+def _image(image: Tensor, where: str) -> Tensor:
+    if image.dtype == torch.uint16:
+        return (image.to(torch.float64) / 65535).float()  # float32 tells all 65,536 values apart
+    if image.dtype != torch.uint8 and not image.is_floating_point():
         raise BadInput(
-            f"{where} is {image.dtype}; images should be uint8 or float, and other tensors of three dims need a name: "
-            "give a dict"
+            f"{where} is {image.dtype}; images should be uint8, uint16 or float, and other tensors of three dims need "
+            "a name: give a dict"
         )
-    if not bool(((image >= 0) & (image <= 1)).all()):
-        raise BadInput(
-            f"{where} has values outside [0, 1]; give images before normalisation (uint8, or floats within [0, 1]), "
-            "Strata normalises each batch"
-        )
-    return (image.double() * 255).round().to(torch.uint8)
+    if image.is_floating_point() and not bool(torch.isfinite(image).all()):
+        raise BadInput(f"{where} has values that are not finite")
+    return image

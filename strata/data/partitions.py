@@ -5,18 +5,21 @@ Seeds go to numpy generators of their own per purpose, so the same seed gives th
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol
 
 import numpy as np
 from torch import Tensor
 
-from strata.core.errors import BadInput
+from strata.core.errors import BadInput, one_line
+from strata.core.paths import expanded
 from strata.data.samples import FederatedData, class_labels
 
 # one number per purpose, so that no two draws share a stream
-_IID, _DIRICHLET, _USERS, _SHARDS, _LAZY = 0x11D, 0xD1, 0x05E4, 0x54A4, 0x1A2
+_IID, _DIRICHLET, _USERS, _SHARDS, _LAZY, _SIZES = 0x11D, 0xD1, 0x05E4, 0x54A4, 0x1A2, 0x512E
 _MOST_DRAWN = 1 << 28  # samples of a lazy device: 2 GiB of indices
 
 
@@ -65,25 +68,56 @@ class LazyIid:
         return np.sort(_random(self.seed, _LAZY, device).integers(0, self.n, self.samples))
 
 
-def iid(n: int, devices: int, seed: int, each: int | None = None) -> Indexed:
-    """Shuffle and deal. All devices get n // devices samples, as in the paper, or `each`; the rest stays unused.
+def iid(
+    n: int, devices: int, seed: int, each: int | None = None, sizes: Sequence[int] | np.ndarray | None = None
+) -> Indexed:
+    """Shuffle and deal. All devices get n // devices samples, as in the paper, or `each`, or by `sizes`; the rest stays
+    unused.
 
     180 to each of as many devices as FEMNIST has writers (3550) is the equal split of the paper's authors.
     """
+    if sizes is not None:
+        order = _random(seed, _IID).permutation(n)
+        ends = np.cumsum(sizes)
+        return _ragged([np.sort(order[end - size : end]) for end, size in zip(ends, sizes, strict=True)])
     size = _size(n, devices, each)
     order = _random(seed, _IID).permutation(n)[: size * devices]
     return _equal(np.sort(order.reshape(devices, size), axis=1))
 
 
-def dirichlet(labels: Tensor | np.ndarray, devices: int, alpha: float, seed: int, each: int | None = None) -> Indexed:
+def lognormal_sizes(n: int, devices: int, sigma: float, seed: int) -> np.ndarray:
+    """How many of n samples each device has: in proportion to draws from a log-normal distribution, at least one, and
+    none is left over. Parts of a sample go to those with the largest ones."""
+    _check(n, devices)
+    if not (np.isfinite(sigma) and sigma > 0):
+        raise BadInput(
+            f"the deviation of a log-normal distribution is {sigma}; it should be a positive number, such as 1"
+        )
+    weights = np.exp(sigma * _random(seed, _SIZES).standard_normal(devices))
+    shares = (n - devices) * weights / weights.sum()
+    sizes = 1 + np.floor(shares).astype(np.int64)
+    largest = np.argsort(np.floor(shares) - shares, kind="stable")[: n - int(sizes.sum())]
+    sizes[largest] += 1
+    return sizes
+
+
+def dirichlet(
+    labels: Tensor | np.ndarray,
+    devices: int,
+    alpha: float,
+    seed: int,
+    each: int | None = None,
+    sizes: Sequence[int] | np.ndarray | None = None,
+) -> Indexed:
     """Hsu et al. 2019 (arXiv:1909.06335) with equal sizes: each device draws its class proportions from a Dirichlet and
     takes samples accordingly, without replacement; a class that has run out is left out and the rest rescaled. All get
-    as many samples as there are for each, or `each`.
+    as many samples as there are for each, or `each`, or by `sizes`.
 
     The concentration is alpha per class (times the class's share of the data relative to an even one).
     """
     values = np.asarray(labels)
     size = _size(len(values), devices, each)
+    counts = [size] * devices if sizes is None else [int(one) for one in sizes]
     if not (np.isfinite(alpha) and alpha > 0):
         raise BadInput(f"the Dirichlet parameter is {alpha}; it should be a positive number, 0.1 for example")
     random = _random(seed, _DIRICHLET)
@@ -93,14 +127,14 @@ def dirichlet(labels: Tensor | np.ndarray, devices: int, alpha: float, seed: int
     order = order[np.argsort(values[order], kind="stable")]
     next_of = np.concatenate([[0], np.cumsum(left)[:-1]])
     concentration = alpha * left / left.mean()
-    result = np.empty((devices, size), dtype=np.int64)
-    for device in range(devices):
-        take = _class_counts(random.dirichlet(concentration), left, size, random)
+    result = []
+    for own in counts:
+        take = _class_counts(random.dirichlet(concentration), left, own, random)
         parts = [order[next_of[c] : next_of[c] + take[c]] for c in np.flatnonzero(take)]
-        result[device] = np.sort(np.concatenate(parts))
+        result.append(np.sort(np.concatenate(parts)))
         next_of += take
         left = left - take
-    return _equal(result)
+    return _ragged(result)
 
 
 def _class_counts(shares: np.ndarray, left: np.ndarray, size: int, random: np.random.Generator) -> np.ndarray:
@@ -178,29 +212,73 @@ def check_range(partition: Partition, n: int) -> None:
         )
 
 
-def parse_partition(text: str, data: FederatedData, devices: int, seed: int) -> Partition:
-    """iid[:EACH] | dirichlet:ALPHA[:EACH] | shards:PER_DEVICE | user | lazy[:SAMPLES] (default: a hundredth of all)."""
+def parse_partition(text: str, data: FederatedData, devices: int, seed: int, sizes: str | None = None) -> Partition:
+    """iid[:EACH] | dirichlet:ALPHA[:EACH] | shards:PER_DEVICE | user | lazy[:SAMPLES] (default: a hundredth of all) |
+    file:PATH.json. `sizes`: lognormal:SIGMA, of the first two."""
     kind, colon, value = text.partition(":")
     n = len(data.train)
+    if sizes is not None and (kind not in ("iid", "dirichlet") or text.count(":") > (kind == "dirichlet")):
+        raise BadInput(f"sizes are for the partitions iid and dirichlet:ALPHA, not for {text}: leave one of them out")
+    unequal = None if sizes is None else parse_sizes(sizes, n, devices, seed)
+    if kind == "file":
+        return from_file(expanded(value), n, devices)
     if kind == "iid":
-        return iid(n, devices, seed, int(_number(text, value, int)) if colon else None)
+        return iid(n, devices, seed, int(_number(text, value, int)) if colon else None, unequal)
     if kind == "dirichlet":
         alpha, more, size = value.partition(":")
         labels = class_labels(data.train, "a Dirichlet partition")
         each = int(_number(text, size, int)) if more else None
-        return dirichlet(labels, devices, _number(text, alpha, float), seed, each)
+        return dirichlet(labels, devices, _number(text, alpha, float), seed, each, unequal)
     if kind == "shards":
         return shards(
             class_labels(data.train, "a partition into shards"), devices, int(_number(text, value, int)), seed
         )
     if kind == "user" and not colon:
         if data.users is None:
-            raise BadInput(f"{data.name} has no users; a partition by user needs femnist, or your own data with users")
+            raise BadInput(
+                f"{data.name} has no users; a partition by user needs femnist, shakespeare, or your own data "
+                "with users (--user-field)"
+            )
         return by_user(data.users, devices, seed)
     if kind == "lazy":
         samples = int(_number(text, value, int)) if colon else max(1, n // 100)
         return LazyIid(n, devices, samples, seed)
-    raise BadInput(f"there is no partition {text!r}; choose iid, dirichlet:0.1, shards:2, user or lazy (lazy:500)")
+    raise BadInput(
+        f"there is no partition {text!r}; choose iid, dirichlet:0.1, shards:2, user, lazy (lazy:500) or file:PATH.json"
+    )
+
+
+def parse_sizes(text: str, n: int, devices: int, seed: int) -> np.ndarray:
+    kind, _, value = text.partition(":")
+    try:
+        sigma = float(value)
+    except ValueError:
+        sigma = None
+    if kind != "lognormal" or sigma is None:
+        raise BadInput(f"sizes are lognormal:SIGMA, such as lognormal:1, not {text!r}")
+    return lognormal_sizes(n, devices, sigma, seed)
+
+
+def from_file(path: Path, n: int, devices: int) -> Indexed:
+    """A JSON file with a list for each device: the indices of its samples among the n training samples."""
+    try:
+        lists = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise BadInput(f"there is no file {path} with a partition") from None
+    except (OSError, ValueError, RecursionError) as error:
+        raise BadInput(
+            f"{path} is not a partition, a JSON list of lists of sample indices: {one_line(error, 200)}"
+        ) from None
+    if not isinstance(lists, list) or not all(isinstance(one, list) for one in lists):
+        raise BadInput(f"{path} is not a partition: it should be a JSON list with a list of sample indices per device")
+    if len(lists) != devices:
+        raise BadInput(f"{path} has {len(lists)} devices, not {devices}: give --devices {len(lists)}")
+    if any(type(index) is not int for one in lists for index in one):
+        raise BadInput(f"{path} holds something else than whole numbers among its sample indices")
+    try:
+        return from_indices(lists, n)
+    except BadInput as error:
+        raise BadInput(f"{path}: {error}") from None
 
 
 def _number(text: str, value: str, kind: type[int] | type[float]) -> float:

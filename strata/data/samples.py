@@ -109,6 +109,8 @@ class FederatedData:
     augmentation: str = "none"  # what suits this data's images in training; a name for strata.data.augment
     class_names: tuple[str, ...] = field(default=(), repr=False)
     objective: Objective = field(default_factory=Classification)  # what a model is to do with the inputs
+    vocabulary: int | None = None  # of text: ids run from 0 to below it
+    notes: tuple[str, ...] = ()  # what was left out or cut in reading it: said where a run begins
 
     def __post_init__(self) -> None:
         if self.train.spec != self.test.spec:
@@ -132,19 +134,19 @@ class FederatedData:
     def inputs(self) -> InputSpec:
         return self.train.spec
 
+    def only(self, names: Sequence[str]) -> FederatedData:
+        """With these of its inputs."""
+        if tuple(names) == self.inputs.names:
+            return self
+        parts = [one._with({name: one.inputs[name] for name in names}, one.targets) for one in (self.train, self.test)]
+        return replace(self, train=parts[0], test=parts[1])
+
     @property
     def input_shape(self) -> tuple[int, ...]:
         """Of data with a single input, such as images."""
         if not self.inputs.single:
             raise BadInput(f"{self.name} has several inputs ({self.inputs}), so there is no one shape of them")
         return self.inputs.inputs[0].shape
-
-
-def same_inputs(one: InputSpec, other: InputSpec) -> bool:
-    """Names matter only where there are several; so does a network's own precision, in tests, not at all."""
-    alone = one.single and other.single
-    kinds = [[(i.shape, i.dtype.is_floating_point, "" if alone else i.name) for i in s.inputs] for s in (one, other)]
-    return kinds[0] == kinds[1]
 
 
 def class_labels(samples: Samples, purpose: str) -> Tensor:

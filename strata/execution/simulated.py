@@ -79,7 +79,8 @@ def _batch_bytes(ops: Sequence[SizedOp], execution: Execution, inputs: InputSpec
     """A label for each row of scores, and the samples: as the network takes them, or in parts as the data holds them
     and those of this pass as the network takes them."""
     given = [op for op in ops if op.kind == "input"]
-    labels = prod(ops[-1].shape[1:-1]) * LABEL_BYTES
+    scores = ops[-1].shape[1:]
+    labels = prod(scores[1:] if len(scores) == 3 else scores[:-1]) * LABEL_BYTES  # of pictures, classes come first
     taken = [prod(op.shape[1:]) * itemsize(op) for op in given]
     if not execution.in_parts or not execution.waits_as_stored:
         return execution.batch_size * (labels + sum(taken))

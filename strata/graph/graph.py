@@ -133,8 +133,9 @@ class ChannelGraph:
 
     @property
     def classes(self) -> int:
-        """How many scores there are per sample (or per position): the size of the output's last dim, whatever for."""
-        return self.output_shape[-1]
+        """How many scores there are per sample (or per position): the size of the output's last dim, whatever for; of
+        pictures, [batch, classes, height, width], the first after the batch."""
+        return self.output_shape[0 if len(self.output_shape) == 3 else -1]
 
     @cached_property
     def batch_norms(self) -> tuple[BatchNorm, ...]:
@@ -574,13 +575,13 @@ def _per_sample(node: fx.Node) -> tuple[int, ...]:
 
 def _check_scores(model: nn.Module, output: fx.Node) -> None:
     batch, *sizes = output.meta["val"].shape
-    if concrete_size(batch, 2) == 2 and concrete_size(batch, 3) == 3 and 1 <= len(sizes) <= 2:
+    if concrete_size(batch, 2) == 2 and concrete_size(batch, 3) == 3 and 1 <= len(sizes) <= 3:
         return
     first = "batch" if concrete_size(batch, 2) == 2 else str(batch)
     returned = ", ".join([first, *map(str, sizes)])
     raise BadInput(
         f"{type(model).__name__} returns [{returned}]; Strata needs class scores: [batch, classes], "
-        "or [batch, positions, classes]."
+        "[batch, positions, classes] or [batch, classes, height, width]."
     )
 
 

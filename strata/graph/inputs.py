@@ -11,6 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from strata.core.errors import BadInput
+from strata.core.sizes import parse_input, parse_shape
+
+MASK = "attention_mask"  # of text: where there is no padding. A model need not take it
 
 
 @dataclass(frozen=True)
@@ -54,11 +57,17 @@ class InputSpec:
 
     @classmethod
     def of(cls, given: InputsLike, model: nn.Module | None = None) -> InputSpec:
-        """From a shape, a dict of names to (shape, dtype), or an InputSpec, which stays as it is.
+        """From a shape, a dict of names to (shape, dtype), the same as text ("ids:int64:64,mask:bool:64"), or an
+        InputSpec, which stays as it is.
 
         A shape alone is one input of floats: of the model's own precision, named as its forward names its first."""
         if isinstance(given, InputSpec):
             return given
+        if isinstance(given, str):
+            named = parse_input(given)
+            if isinstance(named, str):
+                return cls(tuple(_input_of(part) for part in named.split(",")))
+            given = named
         if isinstance(given, Mapping):
             return cls(tuple(Input(name, tuple(shape), dtype) for name, (shape, dtype) in given.items()))
         name = "x" if model is None else _first_parameter(model)
@@ -67,6 +76,12 @@ class InputSpec:
     @property
     def single(self) -> bool:
         return len(self.inputs) == 1
+
+    @property
+    def plain(self) -> tuple[int, ...] | InputSpec:
+        """The shape alone where that says it all: one input of floats."""
+        one = self.inputs[0]
+        return one.shape if self.single and one.dtype.is_floating_point else self
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -108,7 +123,12 @@ class InputSpec:
         return ", ".join(f"{name} {shape}" for name, shape in zip(self.names, shapes, strict=True))
 
 
-InputsLike = Sequence[int] | Mapping[str, tuple[Sequence[int], torch.dtype]] | InputSpec
+def _input_of(text: str) -> Input:
+    name, dtype, shape = text.split(":")
+    return Input(name, parse_shape(shape), dtype_named(dtype))
+
+
+InputsLike = str | Sequence[int] | Mapping[str, tuple[Sequence[int], torch.dtype]] | InputSpec
 
 
 @dataclass(frozen=True)
@@ -145,6 +165,13 @@ def arguments_of(model: nn.Module, inputs: InputSpec) -> Arguments:
     )
 
 
+def taken_by(model: nn.Module, names: Sequence[str]) -> tuple[str, ...]:
+    """Those of the inputs that a forward without a parameter for a mask can take: all but the mask."""
+    parameters = inspect.signature(model.forward).parameters
+    takes_any = any(one.kind is one.VAR_KEYWORD for one in parameters.values())
+    return tuple(name for name in names if name != MASK or name in parameters or takes_any)
+
+
 def float_dtype(model: nn.Module) -> torch.dtype:
     return next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.get_default_dtype())
 
@@ -161,6 +188,26 @@ def _first_parameter(model: nn.Module) -> str:
         if parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD):
             return parameter.name
     return "x"
+
+
+def input_json(plain: tuple[int, ...] | InputSpec) -> list[Any]:
+    """Of InputSpec.plain: a shape as it always was, other inputs by name."""
+    return plain.to_json() if isinstance(plain, InputSpec) else list(plain)
+
+
+def input_from_json(data: Any) -> tuple[int, ...] | InputSpec:
+    return InputSpec.from_json(data) if data and isinstance(data[0], Mapping) else tuple(map(int, data))
+
+
+def show_input(plain: tuple[int, ...] | InputSpec) -> str:
+    return str(plain) if isinstance(plain, InputSpec) else "x".join(map(str, plain))
+
+
+def same_inputs(one: InputSpec, other: InputSpec) -> bool:
+    """Names matter only where there are several; so does a network's own precision, in tests, not at all."""
+    alone = one.single and other.single
+    kinds = [[(i.shape, i.dtype.is_floating_point, "" if alone else i.name) for i in s.inputs] for s in (one, other)]
+    return kinds[0] == kinds[1]
 
 
 def images_last(tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:

@@ -13,13 +13,15 @@ import torch
 
 from strata.core.errors import BadInput, Infeasible
 from strata.core.settings import settings_of
-from strata.core.sizes import at_least_one, parse_bytes, parse_shape, several, show_bytes
+from strata.core.sizes import at_least_one, parse_bytes, several, show_bytes
 from strata.execution import Execution, backward, flops, memory
 from strata.graph import ChannelGraph
+from strata.graph.inputs import InputsLike
 from strata.methods.base import Levels
 from strata.methods.budget import Budget
 from strata.methods.fedavg import FedAvg
 from strata.methods.registry import METHODS, method_class
+from strata.models.loading import check_float32
 from strata.planning.choosing import Ceilings
 from strata.planning.device_time import SAMPLES, Speed
 from strata.planning.executions import LEVERS, is_normed
@@ -42,7 +44,7 @@ Sampled = tuple["Task", int, float]  # a task, the rounds of its step, and how m
 def fit(
     model: nn.Module | ChannelGraph,
     budget: str | int | Sequence[str | int],
-    input_shape: Sequence[int] | str | None = None,
+    input_shape: InputsLike | None = None,
     *,
     rounds: int = 500,
     batch_size: int = 32,
@@ -79,11 +81,11 @@ def fit(
         raise BadInput(f"max_flops is a multiple of plain training's FLOPs above 0, such as 2, not {max_flops}")
     fewest = None if norm_samples is None else at_least_one(norm_samples, "norm_samples")
     ceilings = Ceilings(max_flops, None if max_upload is None else parse_bytes(max_upload), fewest)
-    graph = (
-        model
-        if isinstance(model, ChannelGraph)
-        else ChannelGraph(model, input_shape=parse_shape(input_shape or (3, 32, 32)))
-    )
+    if isinstance(model, ChannelGraph):
+        graph = model
+    else:
+        check_float32(model)
+        graph = ChannelGraph(model, input_shape or (3, 32, 32))
     execution = execution or Execution(at_least_one(batch_size, "the batch size"))
     asked = Budget(execution, sizes=sizes, rounds=rounds, lean=True, ceilings=ceilings, model_name=name)
     _check_ceilings(graph, asked)
@@ -103,7 +105,7 @@ def fit(
     recommended, reason = recommend(found)
     return Fit(
         name or ("graph" if isinstance(model, ChannelGraph) else type(model).__name__),
-        tuple(graph.input_shape),
+        graph.inputs.plain,
         execution.batch_size,
         sizes,
         memory(graph, graph.full(), execution).total,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import nn
@@ -26,12 +26,18 @@ BUILT_IN: dict[str, tuple[Callable[..., nn.Module], int]] = {
 DEFAULT_CLASSES = 10
 
 
-def load_model(name: str, classes: int | None = None, input_shape: tuple[int, ...] = (3, 32, 32)) -> nn.Module:
-    """`classes` None means 10 for the built-in networks and the callable's own choice for others."""
+def load_model(
+    name: str,
+    classes: int | None = None,
+    input_shape: tuple[int, ...] = (3, 32, 32),
+    vocabulary: int | None = None,
+) -> nn.Module:
+    """`classes` None means 10 for the built-in networks and the callable's own choice for others. `vocabulary`: ids of
+    text, for a callable that has a parameter of this name."""
     if classes is not None and classes < 1:
         raise BadInput(f"the number of classes must be at least 1, not {classes}")
     if ":" in name:
-        made = _call(name, _find(name), classes)
+        made = _call(name, _find(name), classes, vocabulary)
         check_float32(made)
         return made
     if name not in BUILT_IN:
@@ -68,9 +74,12 @@ def _find(name: str) -> Callable[..., object]:
     return found
 
 
-def _call(name: str, make: Callable[..., object], classes: int | None) -> nn.Module:
+def _call(name: str, make: Callable[..., object], classes: int | None, vocabulary: int | None) -> nn.Module:
+    known = {"num_classes": classes} if classes is not None and _takes_classes(make) else {}
+    if vocabulary is not None and "vocabulary" in _parameters(make):
+        known["vocabulary"] = vocabulary
     try:
-        model = make(num_classes=classes) if classes is not None and _takes_classes(make) else make()
+        model = make(**known)
     except (Exception, SystemExit) as error:
         raise BadInput(f"calling {name!r} to make the model raised {one_line(error, kind=True)}") from error
     if not isinstance(model, nn.Module):
@@ -79,8 +88,12 @@ def _call(name: str, make: Callable[..., object], classes: int | None) -> nn.Mod
 
 
 def _takes_classes(make: Callable[..., object]) -> bool:
+    parameters = _parameters(make)
+    return "num_classes" in parameters or any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+
+
+def _parameters(make: Callable[..., object]) -> Mapping[str, inspect.Parameter]:
     try:
-        parameters = inspect.signature(make).parameters.values()
+        return inspect.signature(make).parameters
     except (TypeError, ValueError):  # builtins without a signature
-        return False
-    return any(p.name == "num_classes" or p.kind is p.VAR_KEYWORD for p in parameters)
+        return {}

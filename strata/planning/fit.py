@@ -15,6 +15,8 @@ from strata.execution.execution import Execution
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderResult
 
+    from strata.graph.inputs import InputSpec
+
 ENOUGH_SAMPLES = 8  # at a time, under batch norm: the whole model learns almost as with the whole batch
 SMALL_ENOUGH = 1 / 4  # of the parameters: a small model with fewer gives way to SLT, which trains them all
 
@@ -64,7 +66,7 @@ class Way:
 @dataclass(frozen=True)
 class Fit:
     model: str
-    input_shape: tuple[int, ...]
+    input_shape: tuple[int, ...] | InputSpec
     batch: int
     budgets: tuple[int, ...]  # of each level of devices
     full_bytes: int  # of the whole model, trained plainly
@@ -81,9 +83,11 @@ class Fit:
         return None if self.recommended is None else self.ways[self.recommended]
 
     def to_json(self) -> dict[str, Any]:
+        from strata.graph.inputs import input_json
+
         return {
             "model": self.model,
-            "input": list(self.input_shape),
+            "input": input_json(self.input_shape),
             "batch": self.batch,
             "budget_bytes": min(self.budgets),
             **({"levels": list(self.budgets)} if len(self.budgets) > 1 else {}),

@@ -12,7 +12,7 @@ from rich.text import Text
 
 from strata.core.pictures import DOTS, GREY, INK, blank, save, style
 from strata.core.sizes import show_bytes
-from strata.models.loading import show_shape
+from strata.graph.inputs import show_input
 
 if TYPE_CHECKING:
     from strata.planning.fit import Fit, Way
@@ -35,7 +35,7 @@ def _heading(fit: Fit) -> Text:
     budgets = ", ".join(map(show_bytes, fit.budgets))
     return Text.assemble(
         (fit.model, "bold"),
-        f": input {show_shape(fit.input_shape)}, batch {fit.batch}, {fit.rounds} rounds\n"
+        f": input {show_input(fit.input_shape)}, batch {fit.batch}, {fit.rounds} rounds\n"
         f"budget {budgets}; training the whole model plainly needs {show_bytes(fit.full_bytes)}",
     )
 

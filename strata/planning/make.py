@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
 from strata.core.errors import BadInput, Infeasible
-from strata.core.sizes import at_least_one, parse_bytes, parse_ratio, parse_shape, several
+from strata.core.sizes import at_least_one, parse_bytes, parse_input, parse_ratio, several
 from strata.execution import ACCOUNTINGS, Execution, memory, scratch_bytes
 from strata.graph import ChannelGraph
+from strata.graph.inputs import InputsLike, InputSpec, same_inputs
 from strata.models.loading import check_float32
 from strata.planning.choosing import Chooser
 from strata.planning.executions import candidates
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 
 def plan(
     model: nn.Module | ChannelGraph,
-    input_shape: Sequence[int] | str | None = None,
+    input_shape: InputsLike | None = None,
     batch_size: int = 32,
     budget: str | int | Sequence[str | int] | None = None,
     constraint: float | Sequence[float] | None = None,
@@ -55,7 +56,7 @@ def plan(
     strata.training.LocalTraining it may have an optimizer of your own, and what that keeps is counted too.
     With `lean` each step is executed in the cheapest way that fits (`chooser`: among these). A
     ChannelGraph may stand in for the model, to export it only once. `input_shape` is (3, 32, 32) if not given, or the
-    ChannelGraph's own.
+    ChannelGraph's own; other inputs are an InputSpec, or text such as "input_ids:int64:64,attention_mask:bool:64".
     reserve="scratch": library scratch, measured once per machine, has to fit into the budget too.
     Raises PlanInfeasible where nothing fits, BadInput where the request makes no sense.
     """
@@ -117,7 +118,7 @@ def _plan(
     configurations = search(price.within(weakest), graph.depth, price.scales, weakest)
     if configurations is None:
         request = request_json(
-            name, graph.classes, tuple(graph.input_shape), execution, accounting, schedule, weakest, full_bytes
+            name, graph.classes, graph.inputs.plain, execution, accounting, schedule, weakest, full_bytes
         )
         raise _infeasible(price, weakest, request)
     if head_fraction < 1:
@@ -127,7 +128,7 @@ def _plan(
     return Plan(
         model=name,
         classes=graph.classes,
-        input_shape=tuple(graph.input_shape),
+        input_shape=graph.inputs.plain,
         execution=execution.alone,
         accounting=accounting,
         schedule=schedule,
@@ -154,14 +155,17 @@ def _with_scratch(plan: Plan, execution: Execution) -> list[int]:
     ]
 
 
-def _graph(model: nn.Module | ChannelGraph, input_shape: Sequence[int] | str | None) -> ChannelGraph:
-    shape = None if input_shape is None else parse_shape(input_shape)
+def _graph(model: nn.Module | ChannelGraph, inputs: InputsLike | None) -> ChannelGraph:
     if not isinstance(model, ChannelGraph):
         check_float32(model)
-        return ChannelGraph(model, input_shape=shape or (3, 32, 32))
-    if shape not in (None, tuple(model.input_shape)):
-        raise BadInput(f"the graph was made for inputs of {tuple(model.input_shape)}, not {shape}")
+        return ChannelGraph(model, (3, 32, 32) if inputs is None else _checked(inputs))
+    if inputs is not None and not same_inputs(InputSpec.of(_checked(inputs)), model.inputs):
+        raise BadInput(f"the graph was made for inputs of {model.inputs}, not {InputSpec.of(_checked(inputs))}")
     return model
+
+
+def _checked(inputs: InputsLike) -> InputsLike:
+    return inputs if isinstance(inputs, Mapping | InputSpec) else parse_input(inputs)
 
 
 def _levels(

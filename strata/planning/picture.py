@@ -15,7 +15,7 @@ from strata.core import pictures
 from strata.core.errors import BadInput
 from strata.core.pictures import FROZEN, GREY, INK, PAPER, PARTS_OF_MEMORY, TRAINED
 from strata.core.sizes import show_bytes
-from strata.models.loading import show_shape
+from strata.graph.inputs import show_input
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -57,7 +57,7 @@ def _titles(figure: Figure, plan: Plan) -> None:
         0.085,
         0.902,
         f"{plan.budget_bytes / plan.full_bytes:.1%} of what training the whole model needs · {last} steps after "
-        f"pre-training · {plan.classes} classes, input {show_shape(plan.input_shape)}, batch {plan.batch} · "
+        f"pre-training · {plan.classes} classes, input {show_input(plan.input_shape)}, batch {plan.batch} · "
         f"{plan.accounting} accounting, {plan.schedule} schedule",
         color=GREY,
     )

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderResult
 
     from strata.graph import ChannelGraph, Cut
+    from strata.graph.inputs import InputSpec
 
 T = TypeVar("T")
 
@@ -56,7 +57,7 @@ class Level:
 class Plan:
     model: str
     classes: int
-    input_shape: tuple[int, ...]
+    input_shape: tuple[int, ...] | InputSpec  # a shape where that says it all
     execution: Execution
     accounting: str
     schedule: str
@@ -153,12 +154,14 @@ class Plan:
     @staticmethod
     def from_json(data: Any, graph: ChannelGraph, patience: int = DEFAULT_PATIENCE) -> Plan:
         """A plan that to_json wrote, for the model it was made for."""
+        from strata.graph.inputs import input_from_json
+
         try:
             execution = _execution(data)
             plan = Plan(
                 model=str(data["model"]),
                 classes=int(data["classes"]),
-                input_shape=tuple(map(int, data["input"])),
+                input_shape=input_from_json(data["input"]),
                 execution=execution,
                 accounting=str(data["accounting"]),
                 schedule=str(data["schedule"]),
@@ -174,7 +177,7 @@ class Plan:
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise BadInput(f"this is not a plan as `strata plan --json` writes it: {error!r}") from error
         deepest = max((step.k_trained for step in plan.steps), default=graph.depth + 1)
-        if plan.classes != graph.classes or plan.input_shape != tuple(graph.input_shape) or deepest > graph.depth:
+        if plan.classes != graph.classes or plan.input_shape != graph.inputs.plain or deepest > graph.depth:
             raise BadInput("the plan was made for another model, class count or input shape")
         for frozen in ([step.k_frozen for step in plan.steps], *(level.k_frozen for level in plan.levels)):
             if len(frozen) != len(plan.steps):
@@ -237,7 +240,7 @@ def _maybe(kind: Callable[[Any], T], value: Any) -> T | None:
 def request_json(
     model: str,
     classes: int,
-    input_shape: tuple[int, ...],
+    input_shape: tuple[int, ...] | InputSpec,
     execution: Execution,
     accounting: str,
     schedule: str,
@@ -245,10 +248,12 @@ def request_json(
     full_bytes: int,
 ) -> dict[str, Any]:
     """What was asked for: the opening of a plan's JSON, feasible or not."""
+    from strata.graph.inputs import input_json
+
     return {
         "model": model,
         "classes": classes,
-        "input": list(input_shape),
+        "input": input_json(input_shape),
         "batch": execution.batch_size,
         "accounting": accounting,
         "schedule": schedule,

@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from strata.core.sizes import show_bytes
-from strata.models.loading import show_shape
+from strata.graph.inputs import show_input
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -37,7 +37,7 @@ def _heading(plan: Plan) -> Text:
     share = plan.budget_bytes / plan.full_bytes
     return Text.assemble(
         (plan.model, "bold"),
-        f": {plan.classes} classes, input {show_shape(plan.input_shape)}, batch {plan.batch}\n"
+        f": {plan.classes} classes, input {show_input(plan.input_shape)}, batch {plan.batch}\n"
         f"budget {show_bytes(plan.budget_bytes)}, {share:.1%} of the {show_bytes(plan.full_bytes)} that training the "
         f"whole model needs ({plan.accounting} accounting{', library scratch within the budget' * bool(plan.reserve)})",
     )

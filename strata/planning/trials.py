@@ -26,6 +26,7 @@ from strata.execution.mapped import is_mapped
 from strata.execution.measured import Forward, example_batch, training_step
 from strata.execution.scratch import remember_scratch
 from strata.graph import ChannelGraph, Cut
+from strata.graph.inputs import InputSpec, input_from_json
 from strata.models.loading import load_model
 from strata.planning.runtime import data_bytes
 
@@ -39,8 +40,9 @@ def serve() -> None:
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "w", buffering=1)
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     torch.set_num_threads(1)
-    shape = tuple(request["input"])
-    graph = ChannelGraph(load_model(request["model"], request["classes"], shape), input_shape=shape)
+    given = InputSpec.of(input_from_json(request["input"]))
+    model = load_model(request["model"], request["classes"], given.inputs[0].shape)
+    graph = ChannelGraph(model, input_from_json(request["input"]))
     for step, *rest, settings in request["steps"]:
         where: Where = tuple(rest)
         execution = Execution(**settings)

@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from strata.core.importing import child_command
+from strata.graph.inputs import input_json
 from strata.planning.runtime import child_environment
 
 if TYPE_CHECKING:
@@ -68,7 +69,7 @@ def verify(plan: Plan, model: str, classes: int | None, hard_cap: bool = False) 
     if len(steps) > 1:  # otherwise the plan itself is the whole model
         steps.append((FULL, 0, 0, 1.0, asdict(plan.execution)))
     request = {
-        "model": model, "classes": classes, "input": plan.input_shape,
+        "model": model, "classes": classes, "input": input_json(plan.input_shape),
         "hard_cap": hard_cap, "allowance": plan.budget_bytes + margin_bytes(plan),
         "steps": steps,
     }  # fmt: skip

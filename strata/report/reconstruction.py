@@ -99,6 +99,8 @@ class Reconstruction:
             raise Missing("the run was started from Python with data of its own")
         if name not in CATALOGUE:
             raise Missing("the data is not one of Strata's data sets, and a report opens no pictures that a run names")
+        if CATALOGUE[name].read is not None or run.request.get("objective") is not None:
+            raise Missing("text, and data learnt by an objective of its own, is not read again for a report")
         place = place if isinstance(place, str) else None
         key = (name, place)
         if key not in self._data:
@@ -114,16 +116,19 @@ class Reconstruction:
         from strata.data.distribution import holdings
 
         text = run.settings.get("partition")
-        if not isinstance(text, str) or text.startswith("own:"):
+        if not isinstance(text, str) or text.startswith(("own:", "file:")):
             raise Missing("the run was given a partition of its own, which its folder does not hold")
         data = self.data(run)
         devices, validation = whole(run.settings.get("devices")) or 0, run.settings.get("validation")
-        key = repr((text, devices, run.seed, validation, data.name, run.request.get("data_dir")))
+        key = repr(
+            (text, run.settings.get("sizes"), devices, run.seed, validation, data.name, run.request.get("data_dir"))
+        )
         if key not in self._holdings:
             try:
                 if isinstance(validation, float) and validation:
                     data, _ = hold_out(data, validation, run.seed)
-                partition = parse_partition(text, data, devices, run.seed)
+                sizes = run.settings.get("sizes")
+                partition = parse_partition(text, data, devices, run.seed, sizes if isinstance(sizes, str) else None)
                 counts = holdings(partition, data.train.targets, data.classes, SHOWN_DEVICES)
             except UNFIT as error:
                 raise Missing(_sentence(error)) from error

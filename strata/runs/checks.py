@@ -10,11 +10,11 @@ from torch import nn
 from strata.core.errors import BadInput
 from strata.core.sizes import show_bytes
 from strata.data import FederatedData
-from strata.data.objectives import Classification
-from strata.data.samples import same_inputs
+from strata.data.objectives import Classification, Regression
 from strata.execution import memory
 from strata.federation import privacy_accounting as accounting
 from strata.federation.privacy import Reach
+from strata.graph.inputs import same_inputs
 from strata.methods import SLT, Method
 from strata.models.loading import check_float32
 from strata.runs.config import RunOptions
@@ -30,10 +30,18 @@ def check_fit(method: Method, model: nn.Module, data: FederatedData) -> None:
             f"the model has {graph.classes} outputs and {data.name} has {data.classes} classes: "
             f"make the model for {data.classes} classes"
         )
-    if graph.classes != data.classes:
+    if graph.classes != data.classes and isinstance(data.objective, Regression):
         raise BadInput(
             f"the model has {graph.classes} outputs and {data.name} has {data.classes} numbers to predict: make the "
             f"model for {data.classes} outputs"
+        )
+    if not data.objective.suits(graph.output_shape, data.classes, tuple(data.train.targets.shape[1:])):
+        ours, theirs = (
+            ", ".join(map(str, ("N", *shape))) for shape in (graph.output_shape, data.train.targets.shape[1:])
+        )
+        raise BadInput(
+            f"the model returns [{ours}] and {data.name} has targets [{theirs}] of {data.classes} classes, to learn by "
+            f"{data.objective.name}: make the model for them"
         )
     if not same_inputs(graph.inputs, data.inputs):
         kind = " images" if data.train.has_images else ""
@@ -88,7 +96,8 @@ def check_planned(method: Method | str | type[Method], training: LocalTraining) 
 
 def check_renumbering(partition: Any) -> None:
     """A validation split gives the training samples other numbers; a fleet's own samples have none here."""
-    if not isinstance(partition, str) and not getattr(partition, "elsewhere", False):
+    by_name = isinstance(partition, str) and not partition.startswith("file:")
+    if not by_name and not getattr(partition, "elsewhere", False):
         raise BadInput(
             "a validation split renumbers the training samples, and your own partition names them by the old numbers: "
             "leave out one of them, or give the partition as the data's users, with partition='user'"

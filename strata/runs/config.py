@@ -16,7 +16,8 @@ from strata.core.errors import BadInput, one_line
 from strata.core.files import check_own, read_object, said_plainly
 from strata.core.paths import expanded
 from strata.core.settings import Described, Needs, Tree, check, check_digest, differences, part, setting
-from strata.core.sizes import parse_bytes, parse_ratio, parse_shape
+from strata.core.sizes import parse_bytes, parse_input, parse_ratio
+from strata.data.reading import Reading
 from strata.execution.execution import Execution
 from strata.planning.reserve import RESERVES
 from strata.planning.schedules import AVERAGINGS, DEFAULT_PATIENCE, FILLS, SCHEDULES
@@ -54,16 +55,26 @@ class Problem(Component):
         metavar="NAME",
     )
     classes: int | None = setting(None, "number of classes: the data's", metavar="N", whole=True, least=1)
-    input: tuple[int, ...] | None = setting(
-        None, "input shape, no batch: the data's", metavar="CxHxW", parse=parse_shape
+    input: tuple[int, ...] | str | None = setting(
+        None,
+        "input shape, no batch, or NAME:DTYPE:SHAPE,... to choose among the data's inputs: the data's",
+        metavar="CxHxW",
+        parse=parse_input,
     )
     init: str | None = setting(None, "start from these weights (.safetensors or a torch state dict)", metavar="FILE")
-    data: str = setting("digits", "see `strata data`", metavar="NAME")
+    data: str = setting("digits", "see `strata data`; or text:FILE.jsonl, table:FILE.csv, folder", metavar="NAME")
     data_dir: str | None = setting(None, "where the data is on disk", metavar="DIR", parse=_path)
     partition: str = setting(
         "iid",
-        "iid[:N], dirichlet:0.1[:N], shards:2, user or lazy[:N]",
+        "iid[:N], dirichlet:0.1[:N], shards:2, user, lazy[:N], or file:PATH.json, a list of sample indices per device",
         metavar="P",
+        simulated="each device has its own data (`strata fleet device --data`)",
+    )
+    sizes: str | None = setting(
+        None,
+        "of iid and dirichlet: how many samples devices have, lognormal:SIGMA (default: all the same)",
+        metavar="HOW",
+        since=2,
         simulated="each device has its own data (`strata fleet device --data`)",
     )
 
@@ -538,6 +549,7 @@ class RunConfig(Tree):
     """A run as the command line, an experiment or an operator of a fleet asks for it: plain values only."""
 
     problem: Problem = part(Problem, "model and data")
+    reading: Reading = part(Reading, "text, tables and your own pictures (docs/own-data.md)")
     approach: Approach = part(Approach, "method and memory")
     method_options: MethodOptions = part(MethodOptions, "of some methods only")
     execution: Execution = part(Execution, "a training step")

@@ -42,7 +42,7 @@ from strata.execution.execution import Execution
 from strata.runs import metrics
 from strata.runs.allowance import OVER
 from strata.runs.checkpoints import Checkpoints
-from strata.runs.metrics import EPSILON, METRIC_KEYS, VALIDATION
+from strata.runs.metrics import EPSILON, FURTHER, METRIC_KEYS, VALIDATION
 from strata.training.settings import cross_entropy
 
 if TYPE_CHECKING:
@@ -132,7 +132,7 @@ class RunFolder:
             )
 
     def append(self, record: Mapping[str, Any]) -> None:
-        assert tuple(key for key in record if key not in (EPSILON, VALIDATION, OVER)) == METRIC_KEYS
+        assert tuple(key for key in record if key not in (EPSILON, FURTHER, VALIDATION, OVER)) == METRIC_KEYS
         with said_plainly(self.path / metrics.NAME):
             self._metrics.write(json.dumps(record, allow_nan=False).encode() + b"\n")
             self._metrics.flush()

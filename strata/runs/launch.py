@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +12,13 @@ from safetensors.torch import load_file
 from torch import nn
 
 from strata.core.errors import BadInput, one_line
+from strata.core.paths import expanded
 from strata.core.seeds import derive
-from strata.data import FederatedData, Samples, hold_out, load
+from strata.data import CATALOGUE, FederatedData, Reading, Samples, hold_out, load
+from strata.data.tokenizers import has_tokenizer
 from strata.engines import Engine
 from strata.graph import ChannelGraph
+from strata.graph.inputs import InputSpec, same_inputs, taken_by
 from strata.methods import Method, method_class
 from strata.methods.choice import method_named
 from strata.methods.heads import is_prepared, prepared_model
@@ -89,8 +93,8 @@ class Resources:
 
     def prepare(self, config: RunConfig, with_weights: bool = True) -> Prepared:
         """Workers prepare themselves while the plan is made."""
-        data = self.data(config)
-        model = make_model(config, data, with_weights)
+        model = make_model(config, self.data(config), with_weights)
+        data = self.given_to(model, config)
         whole = self._whole(config, model)
         training = make_training(config, data)
         engine = self.engine(config, whole, training)
@@ -105,6 +109,7 @@ class Resources:
             training=training,
             server=config.server.optimizer(),
             partition=config.problem.partition,
+            sizes=config.problem.sizes,
             engine=engine,
             pretrained=config.problem.init is not None,
             allowance=allowance_of(config, method, training),
@@ -113,8 +118,8 @@ class Resources:
     def prepare_methods(self, configs: Sequence[RunConfig]) -> None:
         """Of runs with the same model and data, before the first begins: what cannot be done is said at once."""
         first = configs[0]
-        data = self.data(first)
-        model = make_model(first, data)
+        model = make_model(first, self.data(first))
+        data = self.given_to(model, first)
         self.engine(first, self._whole(first, model), make_training(first, data))
         for config in configs:
             self._methods[config] = make_method(config, self.graph(config, self._whole(config, model)))
@@ -124,14 +129,22 @@ class Resources:
         return prepared_model(method_class(config.approach.method), model, self.data(config).inputs, config.course.seed)
 
     def data(self, config: RunConfig) -> FederatedData:
-        key = (config.problem.data, config.problem.data_dir)
+        key = (config.problem.data, config.problem.data_dir, reading_of(config))
         if self._data is None or self._data[0] != key:
             self._data = None  # two data sets need not be in memory at once
             self._data = (key, load_data(config))
         return self._data[1]
 
+    def given_to(self, model: nn.Module, config: RunConfig) -> FederatedData:
+        """The data with those of its inputs that the model takes, from here on."""
+        data = self.data(config)
+        assert self._data is not None
+        self._data = (self._data[0], data.only(taken_by(model, data.inputs.names)))
+        return self._data[1]
+
     def graph(self, config: RunConfig, model: nn.Module) -> ChannelGraph:
-        key = (config.problem.model, config.problem.data, config.problem.data_dir, _own_model(config))
+        where = (config.problem.data, config.problem.data_dir, config.reading)
+        key = (config.problem.model, *where, _own_model(config))
         if self._graph is None or self._graph[0] != key:
             self._graph = (key, ChannelGraph(model, self.data(config).inputs))
         return self._graph[1]
@@ -140,7 +153,9 @@ class Resources:
         """Its workers hold the training data, less the validation split, which depends on the seed."""
         problem, evaluation = config.problem, config.evaluation
         split = (evaluation.validation, config.course.seed) if evaluation.validation else None
-        key = (problem.model, problem.data, problem.data_dir, training, config.machine, split, _own_model(config))
+        where = (problem.data, problem.data_dir, config.reading)
+        key = (problem.model, *where, training, config.machine, split, _own_model(config))
+        names = self.data(config).inputs.names
         if self._engine is None or self._engine[0] != key:
             self.close()
             rest, held = split_data(config, self.data(config))
@@ -152,7 +167,7 @@ class Resources:
                 held=held,
                 timeout=config.machine.task_timeout,
                 ray=ray_of(config.machine),
-                source=lambda: split_data(config, load_data(config)),
+                source=lambda: split_data(config, load_data(config).only(names)),
             )
             self._engine = (key, made)
         return self._engine[1]
@@ -174,15 +189,31 @@ def _own_model(config: RunConfig) -> tuple[str, int] | None:
 
 def load_data(config: RunConfig) -> FederatedData:
     problem = config.problem
-    data = load(problem.data, problem.data_dir)
+    data = load(problem.data, problem.data_dir, reading_of(config), problem.classes)
     if problem.classes is not None and problem.classes != data.classes:
         raise BadInput(
             f"--classes is {problem.classes} and {data.name} has {data.classes} classes: give the same or none"
         )
-    if problem.input is not None and tuple(problem.input) != tuple(data.input_shape):
-        ours, theirs = ("x".join(map(str, shape)) for shape in (problem.input, data.input_shape))
-        raise BadInput(f"--input is {ours} and the images of {data.name} are {theirs}: give the same or none")
-    return data
+    return data if problem.input is None else with_inputs(data, InputSpec.of(problem.input))
+
+
+def with_inputs(data: FederatedData, asked: InputSpec) -> FederatedData:
+    """The data with those inputs alone that are asked for by name."""
+    found = data.only(asked.names) if set(asked.names) <= set(data.inputs.names) else data
+    if not same_inputs(asked, found.inputs):
+        kind = "the images of " if data.train.has_images and data.inputs.single else ""
+        are = "are" if kind else "has"
+        raise BadInput(f"--input is {asked} and {kind}{data.name} {are} {data.inputs}: give the same or none")
+    return found
+
+
+def reading_of(config: RunConfig) -> Reading:
+    """With the tokenizer of a Hugging Face model's own folder, where that is asked for nothing else."""
+    reading, (kind, _, folder) = config.reading, config.problem.model.partition(":")
+    if reading.tokenizer is not None or kind != "hf" or not has_tokenizer(expanded(folder)):
+        return reading
+    of_text = config.problem.data.startswith("text:") or getattr(CATALOGUE.get(config.problem.data), "read", None)
+    return replace(reading, tokenizer=str(expanded(folder).absolute())) if of_text else reading
 
 
 def split_data(config: RunConfig, data: FederatedData) -> tuple[FederatedData, Samples | None]:
@@ -195,7 +226,8 @@ def make_model(config: RunConfig, data: FederatedData, with_weights: bool = True
     """Initialised from the seed alone."""
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(derive(config.course.seed, "init"))
-        model = load_model(config.problem.model, data.classes, data.input_shape)
+        shape = data.inputs.inputs[0].shape
+        model = load_model(config.problem.model, data.classes, shape, data.vocabulary)
     if config.problem.init is not None and with_weights:
         load_weights(model, Path(config.problem.init))
     return model

@@ -18,6 +18,7 @@ METRIC_KEYS = (
     "devices", "dropped", "seconds",
 )  # fmt: skip
 EPSILON = "epsilon"  # one key more under differential privacy
+FURTHER = "metrics"  # what the objective says beside its score, where it is not plain classification
 VALIDATION = "validation_accuracy"  # and where a callback judges by a validation split
 PARTIAL = "partial"  # a key of summary.json, where lines were lost: what follows is of the rounds that are left
 SUMS = ("upload_bytes", "download_bytes", "train_flops", "peak_bytes", "dropped", "seconds")  # of summary.json

@@ -139,6 +139,11 @@ def _rows(result: Result) -> list[tuple[str, str]]:
         ("accuracy", f"{summary['accuracy']:.2%}" + (f" (batch norm {summary['bn']})" if summary["bn"] else "")),
         ("loss", "not finite" if summary["loss"] is None else f"{summary['loss']:.4f}"),
         *([("per class", f"{min(per_class):.1%} to {max(per_class):.1%}")] if per_class else []),
+        *(
+            (name.replace("_", " "), f"{value:.4g}")
+            for name, value in summary.get("metrics", {}).items()
+            if value is not None
+        ),
         ("rounds", rounds),
         (
             "largest device",

@@ -62,6 +62,7 @@ def run(
     reserve: str | None = None,
     rounds: int | None = None,
     partition: Partitions = "iid",
+    sizes: str | None = None,
     training: LocalTraining | None = None,
     optimizer: OptimizerFactory | None = None,
     devices: int | None = None,
@@ -89,6 +90,7 @@ def run(
     lean: each step in the cheapest way that fits the budget; training says the rest.
     out: the run's folder. rounds: how many (the plan's, else 500).
     partition: a name as on the command line, or sample indices per device. devices: of the fleet (100).
+    sizes: of the partitions iid and dirichlet, "lognormal:1"; without it devices have the same number of samples.
     training: how devices train; without it, as the plan says, with the data's own augmentation.
     optimizer: of devices, as a function of (parameters, learning rate); what it keeps counts in the budget. The same
         as LocalTraining(optimizer=...).
@@ -134,7 +136,7 @@ def run(
         raise BadInput("the method already knows what devices can hold: give a constraint or budget with a name only")
     settings = RunOptions.of(**_known(options), rounds=_rounds(method, rounds), devices=_devices(partition, devices))
     training = settled(training, settings.course.rounds)
-    sizes = [parse_bytes(size) for size in several(budget)]
+    budgets = [parse_bytes(size) for size in several(budget)]
     stragglers, deadline = settings.fleet.stragglers, settings.fleet.deadline
     if parse_stragglers(stragglers)[0] and deadline is None and not resume:
         raise BadInput("stragglers matter only where they can come too late: give a deadline, such as 2, as well")
@@ -146,11 +148,12 @@ def run(
         training=training,
         server=server or ServerOptimizer(),
         partition=partition,
+        sizes=sizes,
         engine=engine,
         adjusted=adjusted,
         pretrained=pretrained,
         plain=model,
-        allowance=Allowance.of(method, training.in_round(0), sizes, several(constraint)),
+        allowance=Allowance.of(method, training.in_round(0), budgets, several(constraint)),
     )
     return carry_out(
         prepared,
@@ -181,6 +184,7 @@ class Prepared:
     training: LocalTraining  # from `complete`
     server: ServerOptimizer
     partition: Partitions
+    sizes: str | None = None  # of the devices' shares, where the partition is by name
     engine: Engine | Ray | None = None  # None: workers of its own on this machine
     adjusted: Callable[[Method, int], Method] | None = None
     pretrained: bool = False
@@ -218,7 +222,7 @@ def carry_out(
     if options.evaluation.validation:
         check_renumbering(prepared.partition)
         data, held = hold_out(data, options.evaluation.validation, options.course.seed)
-    parts = _partition(prepared.partition, data, options)
+    parts = _partition(prepared.partition, prepared.sizes, data, options)
     workspace = Workspace(method.graph)
     settings = round_settings(prepared, parts, training, workspace)
     if settings.privacy:
@@ -234,6 +238,8 @@ def carry_out(
     try:
         folder = RunFolder(out, _config_json(prepared, settings, training, request), resume, show.say)
         listeners.log = folder.say
+        for note in data.notes:
+            folder.say(note)
         samples = {"test": len(data.test)} | ({"validation": len(held)} if held is not None else {})
         session = Session(
             method,
@@ -272,6 +278,7 @@ def _config_json(
             "data": folders.describe_data(prepared.data),
             "method": folders.describe_method(method),
             "partition": _partition_text(prepared.partition, settings.partition),
+            **({} if prepared.sizes is None else {"sizes": prepared.sizes}),
             "training": folders.describe_training(training),
             **options.to_json(),
             "eval_every": options.evaluated_every,
@@ -422,12 +429,16 @@ def _devices(partition: Any, devices: int | None) -> int:
 
 
 def _partition_text(partition: Partitions, parts: Partition) -> str:
-    return partition if isinstance(partition, str) else folders.describe_partition(parts)
+    """By what it holds, where a file or a program says it: another one is noticed on resume."""
+    by_name = isinstance(partition, str) and not partition.startswith("file:")
+    return str(partition) if by_name else folders.describe_partition(parts)
 
 
-def _partition(partition: Any, data: FederatedData, options: RunOptions) -> Partition:
+def _partition(partition: Any, sizes: str | None, data: FederatedData, options: RunOptions) -> Partition:
     if isinstance(partition, str):
-        parts = parse_partition(partition, data, options.fleet.devices, options.course.seed)
+        parts = parse_partition(partition, data, options.fleet.devices, options.course.seed, sizes)
+    elif sizes is not None:
+        raise BadInput("your own partition says how many samples each device has: leave out sizes")
     else:
         parts = from_indices(partition, len(data.train)) if isinstance(partition, (list, tuple)) else partition
     check_range(parts, len(data.train))

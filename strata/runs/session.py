@@ -30,7 +30,7 @@ from strata.runs.allowance import OVER, Allowance, warning
 from strata.runs.callbacks import Callbacks, Evaluated, RunInfo, StopRun
 from strata.runs.config import RunOptions
 from strata.runs.folder import RunFolder, describe_method, is_finished, read_summary
-from strata.runs.metrics import EPSILON, METRIC_KEYS, PARTIAL, VALIDATION, read_metrics
+from strata.runs.metrics import EPSILON, FURTHER, METRIC_KEYS, PARTIAL, VALIDATION, read_metrics
 from strata.training import Evaluation
 
 if TYPE_CHECKING:
@@ -257,6 +257,8 @@ class Session:
             record[EPSILON] = self.account.epsilon(round + 1) if test else None
         if self.callbacks.judge and "validation" in self.samples:
             record[VALIDATION] = validation if test else None
+        if self.objective != Classification():  # those of classes are in summary.json
+            record[FURTHER] = numbers(test.metrics) if test else None
         over = self._over(round, costs["peaks"])
         if over:
             record[OVER] = over
@@ -295,7 +297,8 @@ class Session:
             "rounds": state.round,
             "accuracy": test.accuracy,
             "loss": test.loss if math.isfinite(test.loss) else None,
-            **test.metrics,
+            **{name: value for name, value in test.metrics.items() if isinstance(value, list)},
+            FURTHER: numbers(test.metrics),
             "bn": test.bn if self.method.graph.buffer_names else None,  # of batch norm, where there is any
             "model_accuracy": plain.accuracy,  # of model.safetensors in ordinary inference
             **{key: sum(record[key] for record in records) for key in sums},
@@ -328,6 +331,11 @@ def _finished(folder: Path, all_rounds: bool) -> Result | None:
 
 def _most(records: Sequence[Mapping[str, Any]], key: str) -> int:
     return max((record.get(key, 0) for record in records), default=0)
+
+
+def numbers(metrics: Mapping[str, Any]) -> dict[str, float | None]:
+    """Without lists: of each class, say."""
+    return {name: value for name, value in metrics.items() if not isinstance(value, list)}
 
 
 def rounded(seconds: float) -> float:

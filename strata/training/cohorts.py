@@ -106,7 +106,7 @@ def _simple(workspace: Workspace, task: Task, settings: LocalTraining) -> bool:
     """Element-wise optimizer, no clipping, one phase, one loss, one level: then devices in one network stay apart.
     Lean ones only by a way that keeps nothing back."""
     (phase, *others) = task.phases
-    if others or not is_plain(phase):
+    if others or not is_plain(phase) or len(workspace.graph.output_shape) > 2:  # channels of maps lie side by side
         return False
     chosen = settings_of(phase, settings, task.round)
     if chosen.optimizer is not None or not chosen.by_objective or chosen.clip is not None:

@@ -61,7 +61,7 @@ def measured_bytes(workspace: Workspace, cut: Cut, settings: LocalTraining) -> i
     # without a function of the user's, data of images holds 8-bit ones: as `memory` counts them
     made = inputs.stored_example if settings.waits_as_stored else inputs.example
     example = dict(zip(inputs.names, made(settings.batch_size), strict=True))
-    targets = settings.objective.example(settings.batch_size, (workspace.graph.classes,))
+    targets = settings.objective.example(settings.batch_size, workspace.graph.output_shape)
     return peak_bytes(workspace, Task(0, 0, cut), Samples(example, targets), settings)
 
 

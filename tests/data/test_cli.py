@@ -36,6 +36,7 @@ def test_the_list_says_what_is_on_disk(root, capsys):
     listed = {row["name"]: row for row in json.loads(out)["data"]}
     assert list(listed) == [
         "digits", "cifar10", "cifar100", "mnist", "fashion-mnist", "femnist", "tinyimagenet", "imagenet64",
+        "shakespeare", "20newsgroups", "banking77", "clinc150", "sst2", "trec", "trec50",
     ]  # fmt: skip
     assert listed["cifar10"]["path"] == str(root / "cifar-10-batches-py") and listed["cifar10"]["on_disk"]
     assert not listed["mnist"]["on_disk"] and listed["mnist"]["get"] == "download"

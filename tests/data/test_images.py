@@ -59,9 +59,9 @@ class Odd(Dataset):
     ("samples", "words"),
     [
         ([], "is empty"),
-        ([(images(1)[0] / 255 - 0.5, 0)], "before normalisation"),
-        ([(torch.full((3, 2, 2), float("nan")), 0)], "before normalisation"),
-        ([(images(1)[0].long(), 0)], "uint8 or float"),
+        ([(images(1)[0] / 255 - 0.5, 0)], "some images are 8-bit ones and others are not"),
+        ([(torch.full((3, 2, 2), float("nan")), 0)], "not finite"),
+        ([(images(1)[0].long(), 0)], "uint8, uint16 or float"),
         ([(images(1)[0], 0), (images(1)[0][:, :1], 0)], "sample 1 .* one shape"),
         ([images(1)[0][:1, :1, :1]], "not a pair"),
         ([(np.zeros((3, 2, 2)), 0)], "image tensor"),
@@ -71,6 +71,34 @@ def test_unfit_datasets_are_named(samples, words):
     good = Odd((images(1)[0], 0))
     with pytest.raises(BadInput, match=words):
         wrap(Odd(*samples), good)
+
+
+def test_deeper_images_keep_all_they_have():
+    labels = torch.arange(3) % 2
+    deep = torch.tensor([0, 1, 65535], dtype=torch.int32).view(3, 1, 1, 1).expand(3, 1, 2, 2).to(torch.uint16)
+    data = wrap(TensorDataset(deep, labels), TensorDataset(deep, labels))
+    assert not data.train.has_images and data.inputs.inputs[0].dtype == torch.float32
+    assert data.train.inputs["x"][:, 0, 0, 0].tolist() == [0.0, np.float32(1 / 65535), 1.0]
+    floats = torch.tensor([-0.5, 0.25, 3.0]).view(3, 1, 1, 1)  # normalised already, say
+    data = wrap(TensorDataset(floats, labels), TensorDataset(floats, labels))
+    assert data.train.inputs["x"].flatten().tolist() == [-0.5, 0.25, 3.0] and data.train.mean == ()
+    with pytest.raises(BadInput, match="images are torch.float64, and networks take float32"):
+        wrap(TensorDataset(floats.double(), labels), TensorDataset(floats.double(), labels))
+
+
+def test_a_share_to_test_on():
+    labels = torch.arange(20) % 2
+    pictures = torch.arange(20, dtype=torch.uint8).view(20, 1, 1, 1).expand(20, 3, 1, 1)
+    data = wrap(TensorDataset(pictures, labels), test_share=0.25, users=[range(10), range(10, 20)])
+    again = wrap(TensorDataset(pictures, labels), test_share=0.25)
+    assert len(data.test) == 5 and torch.equal(data.test.images, again.test.images)
+    values = [*data.train.images[:, 0, 0, 0].tolist(), *data.test.images[:, 0, 0, 0].tolist()]
+    assert sorted(values) == list(range(20))
+    assert data.train.mean[0] == pytest.approx(np.mean(values[:15]) / 255, abs=1e-6)  # of those that are trained on
+    assert data.users is not None
+    assert {int(data.train.images[i, 0, 0, 0]) for i in data.users[0]} == {v for v in values[:15] if v < 10}
+    with pytest.raises(BadInput, match="give either a data set to test on, or with test_share"):
+        wrap(TensorDataset(pictures, labels))
 
 
 def test_held_out_images_leave_their_users():

@@ -17,7 +17,7 @@ import torch
 from PIL import Image
 
 from strata.core.errors import BadInput
-from strata.data import load
+from strata.data import Reading, load
 from strata.data.cifar import read_pickle
 from strata.data.files import read_npz
 from strata.data.folders import decode_pictures, load_folder
@@ -506,3 +506,19 @@ def test_columns_of_the_one_file_are_whole_numbers(tmp_path: Path, name: str) ->
     _npz(tmp_path / "femnist_leaf.npz", x=np.zeros((2, 28, 28), dtype=np.uint8), **columns)
     with pytest.raises(BadInput, match="whole numbers"):
         load("femnist", tmp_path)
+
+
+def test_pictures_that_cannot_be_read_are_left_out_where_that_is_asked_for(tmp_path):
+    for name in ("ant", "bee"):
+        for number in range(10):
+            _picture(tmp_path / name / f"{number}.png", (number, 0, 0))
+    broken = tmp_path / "bee" / "5.png"
+    broken.write_bytes(broken.read_bytes()[:45])  # a good beginning
+    (tmp_path / "ant" / "notes.png").write_text("no picture")
+    with pytest.raises(BadInput, match="is not a readable picture .* leave such out with --skip-unreadable"):
+        load("folder:8", tmp_path)
+    data = load("folder:8", tmp_path, Reading(skip_unreadable=True))
+    assert len(data.train) + len(data.test) == 19
+    assert data.notes == (f"{tmp_path}: 2 unreadable pictures are left out: ant/notes.png, bee/5.png",)
+    with pytest.raises(BadInput, match="--skip-unreadable is not for the data digits: leave it out"):
+        load("digits", reading=Reading(skip_unreadable=True))

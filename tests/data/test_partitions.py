@@ -17,10 +17,12 @@ from strata.data import (
     dirichlet,
     from_indices,
     iid,
+    load,
     parse_partition,
     shards,
 )
 from strata.data.distribution import holdings
+from strata.data.partitions import lognormal_sizes
 
 
 def everything(partition) -> np.ndarray:
@@ -179,3 +181,60 @@ def test_partitions_by_name():
             parse_partition(text, data, 4, 7)
     with pytest.raises(BadInput, match="has no users"):
         parse_partition("user", small_data(), 4, 7)
+
+
+def test_unequal_sizes_use_every_sample_and_leave_no_device_empty():
+    sizes = lognormal_sizes(1000, 50, 1.0, 0)
+    assert sizes.sum() == 1000 and sizes.min() >= 1 and sizes.max() > 3 * np.median(sizes)
+    assert np.array_equal(sizes, lognormal_sizes(1000, 50, 1.0, 0))
+    # by hand: shares of 8 - 3 samples in proportion to the weights, the left over one to the largest fraction
+    weights = np.exp(np.random.default_rng([0, 0x512E]).standard_normal(3))
+    shares = 5 * weights / weights.sum()
+    expected = 1 + np.floor(shares)
+    for place in np.argsort(np.floor(shares) - shares)[: int(8 - expected.sum())]:
+        expected[place] += 1
+    assert lognormal_sizes(8, 3, 1.0, 0).tolist() == expected.tolist()
+    spread = [np.std(np.log(lognormal_sizes(100_000, 200, sigma, 1))) for sigma in (0.5, 1.0)]
+    assert spread == pytest.approx([0.5, 1.0], rel=0.15)
+
+
+@pytest.mark.parametrize("text", ["iid", "dirichlet:0.5"])
+def test_partitions_of_unequal_sizes(text):
+    data = load("digits")
+    parts = parse_partition(text, data, 20, 3, "lognormal:1")
+    assert [len(parts[device]) for device in range(20)] == lognormal_sizes(1500, 20, 1.0, 3).tolist()
+    assert sorted(np.concatenate([parts[device] for device in range(20)])) == list(range(1500))
+
+
+def test_sizes_that_make_no_sense():
+    data = load("digits")
+    for text in ("user", "shards:2", "lazy", "iid:5", "dirichlet:0.1:5"):
+        with pytest.raises(BadInput, match="sizes are for the partitions iid and dirichlet:ALPHA"):
+            parse_partition(text, data, 4, 0, "lognormal:1")
+    for sizes in ("lognormal", "lognormal:x", "pareto:1"):
+        with pytest.raises(BadInput, match="sizes are lognormal:SIGMA"):
+            parse_partition("iid", data, 4, 0, sizes)
+    with pytest.raises(BadInput, match="should be a positive number"):
+        parse_partition("iid", data, 4, 0, "lognormal:0")
+
+
+def test_a_partition_in_a_file(tmp_path):
+    data, path = load("digits"), tmp_path / "mine.json"
+    path.write_text("[[3, 1], [0]]")
+    parts = parse_partition(f"file:{path}", data, 2, 0)
+    assert [parts[device].tolist() for device in range(2)] == [[1, 3], [0]]
+    with pytest.raises(BadInput, match="has 2 devices, not 100: give --devices 2"):
+        parse_partition(f"file:{path}", data, 100, 0)
+    with pytest.raises(BadInput, match="there is no file"):
+        parse_partition(f"file:{tmp_path / 'none.json'}", data, 2, 0)
+    for content, said in [
+        ("[[0], [1500]]", "holds sample 1500; with 1500 training samples"),
+        ("[[0], []]", "device 1 of the partition has no samples"),
+        ("[[0], [1.5]]", "something else than whole numbers"),
+        ("[[0], [true]]", "something else than whole numbers"),
+        ("{}", "a JSON list with a list of sample indices per device"),
+        ("[[0]", "is not a partition"),
+    ]:
+        path.write_text(content)
+        with pytest.raises(BadInput, match=said):
+            parse_partition(f"file:{path}", data, 2, 0)

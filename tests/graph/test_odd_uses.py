@@ -329,6 +329,6 @@ def test_a_layer_that_is_used_twice_is_refused_whatever_its_kind() -> None:
 
 
 def test_a_model_that_does_not_return_class_scores_is_refused() -> None:
-    segmenting = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 5, 1))
-    with pytest.raises(BadInput, match=r"returns \[batch, 5, 6, 6\]; Strata needs class scores"):
-        ChannelGraph(segmenting, IMAGE)
+    volumes = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 5, 1), nn.Unflatten(1, (1, 5)))
+    with pytest.raises(BadInput, match=r"returns \[batch, 1, 5, 6, 6\]; Strata needs class scores"):
+        ChannelGraph(volumes, IMAGE)

@@ -56,7 +56,7 @@ def test_every_flag_of_a_run_comes_from_the_tree() -> None:
 def test_a_fleet_refuses_what_is_simulated_and_says_why(capsys: pytest.CaptureFixture[str]) -> None:
     parser = parser_of("fleet", "run")
     simulated = {one.option: one.known.simulated for one in KNOWN.values() if one.known.simulated}
-    assert simulated["--devices"] == "the fleet is the devices that connect" and len(simulated) == 13
+    assert simulated["--devices"] == "the fleet is the devices that connect" and len(simulated) == 14
     for option, reason in simulated.items():
         with pytest.raises(SystemExit) as ended:
             parser.parse_args([option, "1"])
@@ -104,6 +104,8 @@ def values_of(one: Described) -> st.SearchStrategy[Any]:
         return st.one_of(st.just("auto"), st.integers(2, 9))
     if one.key == "input":
         return st.tuples(*[st.integers(1, 64)] * 3)
+    if one.key == "columns":
+        return st.lists(st.sampled_from(["a", "b", "c d"]), min_size=1, max_size=2).map(tuple)
     if one.key == "constraints":
         return st.lists(st.floats(0, 1, exclude_min=True), min_size=1, max_size=3).map(tuple)
     if one.key == "budgets":

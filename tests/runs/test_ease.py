@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+import io
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 import strata
+from strata.cli import build_parser
 from strata.core.errors import BadInput
 from strata.core.sizes import parse_bytes
 from strata.graph import ChannelGraph
@@ -124,6 +127,36 @@ def test_a_script_from_standard_input_is_one_sentence(tmp_path: Path) -> None:
     ended = subprocess.run([sys.executable, "-"], input=script, capture_output=True, text=True, timeout=120)
     assert ended.stdout.startswith("the model is defined in an interactive session or a script from standard input")
     assert ended.stdout.count("\n") == 1 and not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("command", ["plan", "run", "compare"])
+def test_a_terminal_hears_at_once_what_is_done(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before torch is loaded: the first import after the line is where this test ends."""
+
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+        def flush(self) -> None:
+            if self.getvalue():
+                raise KeyboardInterrupt
+
+    monkeypatch.setattr(sys, "stderr", Terminal())
+    asked = {
+        "plan": ["--constraint", "0.5"],
+        "run": ["--out", "runs/a"],
+        "compare": ["--methods", "small", "--out", "c"],
+    }
+    args = build_parser().parse_args([command, *asked[command]])
+    with pytest.raises(KeyboardInterrupt):
+        args.func(args)
+    assert sys.stderr.getvalue().startswith(f"strata {command}: loading torch")  # type: ignore[attr-defined]
+
+
+def test_what_run_can_be_told_is_all_in_its_help() -> None:
+    text = strata.run.__doc__ or ""
+    named = {one.name for one in inspect.signature(strata.run).parameters.values()} - {"model", "data", "options"}
+    assert [key for key in (named | set(RunOptions.described())) if key not in text] == []
 
 
 def test_options_that_do_not_exist_are_named(tmp_path: Path) -> None:

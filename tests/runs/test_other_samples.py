@@ -150,7 +150,8 @@ def test_the_final_model_scores_as_the_summary_says(tmp_path: Path) -> None:
             assert result.accuracy == pytest.approx(explained.item(), abs=1e-5)
             summary = json.loads((result.out / "summary.json").read_text())
             error = (outputs - targets).square().mean().item()
-            assert summary["loss"] == pytest.approx(error) == summary["mean_squared_error"]
+            assert summary["loss"] == pytest.approx(error) == summary["metrics"]["mean_squared_error"]
+            assert result.metrics[-1]["metrics"] == summary["metrics"]
             assert "per_class_accuracy" not in summary and result.per_class_accuracy == []
         else:
             right = (outputs.argmax(1) == data.test.targets).double().mean().item()

@@ -118,7 +118,7 @@ class DeviceEvaluation:
             raise codec.Malformed("sent counts that are none")
         found = {str(name): tuple(values) for name, values in sums.items()}
         try:
-            self._objective.check_sums(found, device.held, (self._graph.classes,))
+            self._objective.check_sums(found, device.held, self._graph.output_shape)
         except ValueError as error:
             raise codec.Malformed(f"sent {error}") from None
         if loss is not None and not (is_count(loss) or isinstance(loss, float)):

@@ -1,0 +1,213 @@
+"""Text and tables of the user's own: what becomes of each row, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from strata.core.errors import BadInput
+from strata.data import IGNORED, FederatedData, MultiLabel, NextToken, PerPosition, Reading, Regression, load
+from tests.data.real import SHARED
+
+I = IGNORED  # noqa: E741
+
+
+def written(folder: Path, *rows: object) -> Path:
+    path = folder / "rows.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def loaded(path: Path, classes: int | None = None, **asked: object) -> FederatedData:
+    return load(f"text:{path}", reading=Reading(**asked), classes=classes)  # type: ignore[arg-type]
+
+
+TWO = (
+    {"text": "ab", "label": "yes", "split": "train", "who": "eve"},
+    {"text": "é", "label": "no", "split": "train", "who": "bob"},
+    {"text": "b", "label": "yes", "split": "test", "who": "eve"},
+)
+
+
+def test_bytes_with_padding_and_a_mask(tmp_path: Path) -> None:
+    data = loaded(written(tmp_path, *TWO), length=3)
+    assert data.train.inputs["input_ids"].tolist() == [[97, 98, 256], [0xC3, 0xA9, 256]]
+    assert data.train.inputs["attention_mask"].tolist() == [[True, True, False]] * 2
+    assert data.test.inputs["input_ids"].tolist() == [[98, 256, 256]]
+    assert data.class_names == ("no", "yes") and data.classes == 2 and data.train.targets.tolist() == [1, 0]
+    assert data.vocabulary == 257 and data.users is None and data.notes == ()
+    assert repr(data) == ("<rows.jsonl: 2 training and 1 test samples of input_ids 3, attention_mask 3, 2 classes>")
+
+
+def test_characters_and_users_and_other_field_names(tmp_path: Path) -> None:
+    rows = [{"said": row["text"], "mood": row["label"], "split": row["split"], "who": row["who"]} for row in TWO]
+    data = loaded(written(tmp_path, *rows), tokenizer="chars", text_field="said", target="mood", user_field="who")
+    assert data.train.inputs["input_ids"].tolist() == [[0, 1], [2, 3]] and data.vocabulary == 4  # a, b, é and padding
+    assert data.users is not None and [user.tolist() for user in data.users] == [[1], [0]]  # bob, eve
+
+
+def test_what_is_cut_is_said_and_only_where_it_was_asked_for(tmp_path: Path) -> None:
+    path = written(tmp_path, *TWO, {"text": "x" * 513, "label": "no", "split": "test"})
+    with pytest.raises(BadInput, match="the longest text of rows.jsonl has 513 tokens: say with --length"):
+        loaded(path)
+    data = loaded(path, length=2)
+    assert data.notes == ("rows.jsonl: 1 of 4 texts are longer than 2 tokens and are cut there (--length)",)
+    assert data.test.inputs["input_ids"].tolist()[1] == [120, 120]
+
+
+def test_next_tokens_in_windows_that_lose_nothing(tmp_path: Path) -> None:
+    rows = [{"text": "abcdefg", "split": "train"}, {"text": "hi", "split": "test"}, {"text": "z", "split": "test"}]
+    data = loaded(written(tmp_path, *rows), objective="next-token", tokenizer="chars", length=3)
+    ids, targets = data.train.inputs["input_ids"].tolist(), data.train.targets.tolist()
+    assert ids == [[0, 1, 2], [3, 4, 5]] and targets == [[1, 2, 3], [4, 5, 6]]
+    assert data.test.inputs["input_ids"].tolist() == [[7, 10, 10]] and data.test.targets.tolist() == [[8, I, I]]
+    assert data.objective == NextToken() and data.classes == data.vocabulary == 11
+    assert data.notes == ("rows.jsonl: 1 texts have a single token, which nothing follows: left out",)
+
+
+def test_numbers_several_labels_and_tags(tmp_path: Path) -> None:
+    numbers = written(
+        tmp_path, {"text": "a", "label": 1.5, "split": "train"}, {"text": "b", "label": 2, "split": "test"}
+    )
+    data = loaded(numbers, objective="regression")
+    assert data.objective == Regression() and data.train.targets.tolist() == [1.5] and data.classes == 1
+    several = written(
+        tmp_path, {"text": "a", "label": ["y", "x"], "split": "train"}, {"text": "b", "label": [], "split": "test"}
+    )
+    data = loaded(several, objective="multi-label")
+    assert data.objective == MultiLabel() and data.class_names == ("x", "y")
+    assert data.train.targets.tolist() == [[True, True]] and data.test.targets.tolist() == [[False, False]]
+    tags = [
+        {"text": ["Ann", "is"], "label": ["NAME", "O"], "split": "train"},
+        {"text": ["he"], "label": ["O"], "split": "test"},
+    ]
+    data = loaded(written(tmp_path, *tags), objective="per-position")
+    assert data.train.inputs["input_ids"].tolist() == [list(b"Ann is")] and data.objective == PerPosition()
+    assert data.train.targets.tolist() == [[0, I, I, I, 1, I]] and data.test.targets.tolist() == [[1, I, I, I, I, I]]
+
+
+def test_whole_numbers_are_classes_as_they_are(tmp_path: Path) -> None:
+    path = written(tmp_path, {"text": "a", "label": 0, "split": "train"}, {"text": "b", "label": 2, "split": "test"})
+    assert loaded(path).classes == 3 and loaded(path).test.targets.tolist() == [2]  # no class moves up
+    assert loaded(path, classes=5).classes == 5
+    with pytest.raises(BadInput, match="line 2 of .* has the label 2; .* within 0 to 1"):
+        loaded(path, classes=2)
+
+
+def test_a_share_is_held_out_the_same_every_time(tmp_path: Path) -> None:
+    rows = [{"text": str(number), "label": number % 2} for number in range(20)]
+    path = written(tmp_path, *rows)
+    first, again = loaded(path, test_share=0.25), loaded(path, test_share=0.25)
+    assert len(first.test) == 5 and torch.equal(first.test.inputs["input_ids"], again.test.inputs["input_ids"])
+    assert len(loaded(path).test) == 2
+    with pytest.raises(BadInput, match="has 20 rows, and a test share of 0.01 takes 0"):
+        loaded(path, test_share=0.01)
+
+
+@pytest.mark.parametrize(
+    ("row", "asked", "said"),
+    [
+        ({"text": 5, "label": "a"}, {}, "line 2 of .* has the text 5; it should be a string"),
+        ({"text": "", "label": "a"}, {}, "has an empty text"),
+        ({"text": "\ud800", "label": "a"}, {}, "half a character"),
+        ({"text": "x"}, {}, "line 2 of .* has no field 'label'; it has 'split', 'text'"),
+        ({"text": "x", "label": 1}, {}, "has the label 1 and line 1 of .* 'yes': give names to all classes"),
+        ({"text": "x", "label": 1.5}, {}, "has the label 1.5"),
+        ({"text": "x", "label": "a"}, {"objective": "regression"}, "has the label 'yes'; regression needs a number"),
+        ({"text": "x", "label": "a"}, {"objective": "multi-label"}, "several labels are a list of names"),
+        ({"text": "x", "label": "a"}, {"objective": "per-position"}, "should be a list of words"),
+        ({"text": "x", "label": "a", "split": "exam"}, {}, "has the split 'exam'; it should be train, test"),
+        ({"text": "x", "label": "a"}, {"tokenizer": "nowhere"}, "there is no folder nowhere with a tokenizer"),
+        ({"text": "x", "label": "a"}, {"columns": ("a",)}, "--columns is not for the data text:"),
+        ({"text": "x", "label": "a"}, {"objective": "guess"}, "there is no objective 'guess'"),
+        ([1], {}, "line 2 of .* is not an object"),
+    ],
+)
+def test_what_text_is_refused(tmp_path: Path, row: object, asked: dict[str, object], said: str) -> None:
+    second = {"split": "test", **row} if isinstance(row, dict) else row
+    with pytest.raises(BadInput, match=said):
+        loaded(written(tmp_path, {"text": "ab", "label": "yes", "split": "train"}, second), **asked)
+
+
+def test_files_that_are_none(tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match="there is no file .*none.jsonl"):
+        loaded(tmp_path / "none.jsonl")
+    (tmp_path / "a.jsonl").write_bytes(b'{"text": "\xff"}')
+    with pytest.raises(BadInput, match="is not UTF-8"):
+        loaded(tmp_path / "a.jsonl")
+    (tmp_path / "b.jsonl").write_text("{text}\n")
+    with pytest.raises(BadInput, match="line 1 of .*b.jsonl is not JSON"):
+        loaded(tmp_path / "b.jsonl")
+
+
+def test_a_hugging_face_tokenizer(tmp_path: Path) -> None:
+    folder = SHARED / "weights" / "stories260K-llama"
+    if not folder.is_dir():
+        pytest.skip(f"needs the real tokenizer {folder}")
+    transformers = pytest.importorskip("transformers")
+    own = transformers.AutoTokenizer.from_pretrained(folder)
+    text = "Once upon a time"
+    rows = [{"text": text, "label": 0, "split": "train"}, {"text": "Once", "label": 1, "split": "test"}]
+    data = loaded(written(tmp_path, *rows), tokenizer=str(folder))
+    assert data.train.inputs["input_ids"].tolist() == [own(text)["input_ids"]] and data.vocabulary == len(own) == 512
+    assert data.test.inputs["attention_mask"].sum().item() == len(own("Once")["input_ids"])
+
+
+# --- tables ------------------------------------------------------------------------------------------------------
+
+TABLE = "a,b,kind,who,split\n1,0.5,x,u1,train\n3,1.5,y,u2,train\n5,2.5,x,u1,train\n7,3.5,y,u3,test\n"
+
+
+def table(folder: Path, text: str = TABLE, **asked: object) -> FederatedData:
+    path = folder / "table.csv"
+    path.write_text(text)
+    return load(f"table:{path}", reading=Reading(**{"target": "kind", "user_field": "who", **asked}))  # type: ignore[arg-type]
+
+
+def test_a_table_of_classes(tmp_path: Path) -> None:
+    data = table(tmp_path, objective="classification")
+    assert data.train.inputs["x"].tolist() == [[1, 0.5], [3, 1.5], [5, 2.5]] and data.test.inputs["x"].tolist() == [
+        [7, 3.5]
+    ]
+    assert data.class_names == ("x", "y") and data.train.targets.tolist() == [0, 1, 0]
+    assert data.users is not None and [user.tolist() for user in data.users] == [[0, 2], [1]]
+    scaled = table(tmp_path, objective="classification", standardise=True, columns=("b",))
+    # of 0.5, 1.5, 2.5: mean 1.5, deviation sqrt(2/3); test rows by the same
+    assert scaled.train.inputs["x"].flatten().tolist() == pytest.approx([-np.sqrt(1.5), 0, np.sqrt(1.5)])
+    assert scaled.test.inputs["x"].item() == pytest.approx(2 * np.sqrt(1.5))
+
+
+def test_a_table_of_numbers_to_predict(tmp_path: Path) -> None:
+    data = table(tmp_path, objective="regression", target="b", columns=("a",))
+    assert data.objective == Regression() and data.train.targets.tolist() == [0.5, 1.5, 2.5] and data.classes == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "asked", "said"),
+    [
+        (TABLE, {}, "say what to do with the column 'kind' of table.csv: --objective classification, or regression"),
+        (TABLE, {"objective": "next-token"}, "one column to predict"),
+        (TABLE, {"objective": "regression"}, "has 'x' in the column 'kind', and columns are numbers"),
+        (
+            TABLE,
+            {"objective": "classification", "target": "b", "columns": ("a",)},
+            "line 2 .* has 0.5 in .*whole number",
+        ),
+        (TABLE, {"objective": "classification", "target": "c"}, "has no column 'c'; it has a, b, kind, who, split"),
+        (TABLE, {"objective": "classification", "columns": ("kind",)}, "not 'kind', which is to predict"),
+        (TABLE, {"objective": "classification", "tokenizer": "bytes"}, "--tokenizer is not for the data table:"),
+        (TABLE.replace("1.5", ""), {"objective": "classification"}, "line 3 .* has nothing in the column 'b'"),
+        (TABLE.replace("1.5", "nan"), {"objective": "classification"}, "line 3 .* has 'nan' in the column 'b'"),
+        (TABLE.replace("1.5", "16777217"), {"objective": "classification"}, "has 16777217, which float32 cannot hold"),
+        (TABLE.replace("1.5,", ""), {"objective": "classification"}, "line 3 .* has 4 cells, and there are 5 columns"),
+        ("a,a\n1,2\n", {"objective": "classification"}, "column names, each another"),
+        ("a,kind,who\n", {"objective": "classification"}, "no rows below"),
+    ],
+)
+def test_what_tables_are_refused(tmp_path: Path, text: str, asked: dict[str, object], said: str) -> None:
+    with pytest.raises(BadInput, match=said):
+        table(tmp_path, text, **asked)
