@@ -31,8 +31,8 @@ EXAMPLES = """examples:
 """
 # Of a run's settings, those that a fit looks at; its commands hand them on.
 LOOKED_AT = (
-    "model", "data", "data_dir", "partition", "budgets", "max_flops", "max_upload", "rounds", "devices", "per_round",
-    "epochs", "seed", *(key for key, one in RunConfig.described().items() if one.part == "execution"),
+    "model", "init", "data", "data_dir", "partition", "budgets", "max_flops", "max_upload", "rounds", "devices",
+    "per_round", "epochs", "seed", *(key for key, one in RunConfig.described().items() if one.part == "execution"),
 )  # fmt: skip
 
 
@@ -104,10 +104,12 @@ def fit_of(config: RunConfig, args: argparse.Namespace, speed: Any) -> Fit:
     if data is None:
         shape = parse_shape(args.input or "3x32x32")
         classes = None if args.classes is None else at_least_one(args.classes, "--classes")
-        graph = ChannelGraph(load_model(problem.model, classes, shape), input_shape=shape)
+        model = load_model(problem.model, classes, shape)
+        graph = ChannelGraph(model, input_shape=shape)
         samples = SAMPLES if args.samples is None else at_least_one(args.samples, "--samples")
     else:
-        graph = ChannelGraph(load_model(problem.model, data.classes, data.input_shape), data.inputs)
+        model = load_model(problem.model, data.classes, data.input_shape)
+        graph = ChannelGraph(model, data.inputs)
         samples = max(1, len(data.train) // config.fleet.devices)
     return fit(
         graph,
@@ -125,6 +127,8 @@ def fit_of(config: RunConfig, args: argparse.Namespace, speed: Any) -> Fit:
         name=problem.model,
         command=lambda method: command_of(config, method),
         say=say,
+        plain=model,
+        pretrained=config.pretrained,
     )
 
 

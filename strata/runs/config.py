@@ -171,6 +171,12 @@ class MethodOptions(Component):
         metavar="NAME",
     )
     pool: int | None = setting(None, "of fd's variant pool: number of sets", metavar="N", whole=True)
+    rank: int | None = setting(
+        None, "of lora: how thin its pairs of layers are (default 8)", metavar="R", whole=True, least=1, since=2
+    )
+    targets: str | None = setting(
+        None, "of lora: layers beside which they stand, such as q_proj,v_proj (default: all)", metavar="NAMES", since=2
+    )
 
 
 @dataclass(frozen=True)
@@ -540,6 +546,11 @@ class RunConfig(Tree):
         its own, which takes a little more."""
         fixed = self.execution.norm_statistics == "fixed" and self.local.fixed_after != 0
         return replace(self.execution, norm_statistics="batch") if fixed else self.execution
+
+    @property
+    def pretrained(self) -> bool:
+        """Whether training begins from trained weights: a folder of Hugging Face's has some."""
+        return self.problem.init is not None or self.problem.model.startswith("hf:")
 
     @property
     def may_use_kernels(self) -> bool:

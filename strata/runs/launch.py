@@ -96,7 +96,7 @@ class Resources:
             server=config.server.optimizer(),
             partition=config.problem.partition,
             engine=engine,
-            pretrained=config.problem.init is not None,
+            pretrained=config.pretrained,
             allowance=allowance_of(config, method, training),
         )
 
@@ -111,7 +111,8 @@ class Resources:
 
     def _whole(self, config: RunConfig, model: nn.Module) -> nn.Module:
         """The model that devices train parts of: as the method wants it."""
-        return prepared_model(method_class(config.approach.method), model, self.data(config).inputs, config.course.seed)
+        method, inputs = method_class(config.approach.method), self.data(config).inputs
+        return prepared_model(method, model, inputs, config.course.seed, own_options(config))
 
     def data(self, config: RunConfig) -> FederatedData:
         key = (config.problem.data, config.problem.data_dir)
@@ -153,10 +154,19 @@ class Resources:
             self._engine = None
 
 
-def _own_model(config: RunConfig) -> tuple[str, int] | None:
+def _own_model(config: RunConfig) -> tuple[Any, ...] | None:
     """What tells the models of methods apart that make one of their own."""
     method = config.approach.method
-    return (method, config.course.seed) if is_prepared(method_class(method)) else None
+    if not is_prepared(method_class(method)):
+        return None
+    return method, config.course.seed, tuple(own_options(config).items())
+
+
+def own_options(config: RunConfig) -> dict[str, Any]:
+    """Of the method's card, those that were asked for or have a default."""
+    own = method_class(config.approach.method).card.options
+    options = {key: getattr(config, key) for key in of_some_methods() if key in own}
+    return {key: value for key, value in options.items() if value is not None}
 
 
 # --- the parts of a run --------------------------------------------------------------------------------------------
@@ -207,8 +217,6 @@ def make_training(config: RunConfig, data: FederatedData) -> LocalTraining:
 
 def make_method(config: RunConfig, graph: ChannelGraph) -> Method:
     approach = config.approach
-    own = method_class(approach.method).card.options
-    options = {key: getattr(config, key) for key in of_some_methods() if key in own}
     return method_named(
         approach.method,
         graph,
@@ -222,7 +230,8 @@ def make_method(config: RunConfig, graph: ChannelGraph) -> Method:
         lean=approach.lean,
         ceilings=approach.ceilings,
         reserve=approach.reserve,
-        **{key: value for key, value in options.items() if value is not None},
+        pretrained=config.pretrained,
+        **own_options(config),
     )
 
 

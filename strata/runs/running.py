@@ -9,6 +9,7 @@ import inspect
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -33,7 +34,7 @@ from strata.federation.simulated_fleet import parse_stragglers
 from strata.graph import ChannelGraph
 from strata.methods import SLT, Method
 from strata.methods.choice import class_of, method_named
-from strata.methods.heads import plain_names, prepared_model
+from strata.methods.heads import plain_state, prepared_model
 from strata.models.loading import check_float32
 from strata.runs import folder as folders
 from strata.runs.allowance import Allowance
@@ -111,7 +112,9 @@ def run(
     if optimizer is not None:
         training = replace(training, optimizer=optimizer)
     check_planned(method, training)
-    whole = prepared_model(class_of(method), model, data.inputs, options.get("seed", 0))
+    kind = class_of(method)
+    own = {} if isinstance(method, str | type) else {key: getattr(method, key, None) for key in kind.card.options}
+    whole = prepared_model(kind, model, data.inputs, options.get("seed", 0), own)
     if isinstance(method, str | type):
         method = method_named(
             method,
@@ -124,6 +127,7 @@ def run(
             model_name=type(model).__name__,
             reserve=reserve,
             lean=lean,
+            pretrained=pretrained,
         )
     elif lean:
         raise BadInput("the method already knows how its steps are executed: give lean with a method's name only")
@@ -239,7 +243,7 @@ def carry_out(
             listeners,
             pretrained=prepared.pretrained,
             objective=data.objective,
-            names=plain_names(model, plain),
+            to_plain=partial(plain_state, model, plain),
             allowance=prepared.allowance,
         )
         with Interrupts() as interrupts:
