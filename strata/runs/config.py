@@ -50,14 +50,18 @@ class Problem(Component):
 
     model: str = setting(
         "resnet20",
-        "resnet20, resnet44, resnet56, densenet40, resnet18, resnet18_gn or package.module:callable",
+        "resnet20, resnet44, resnet56, densenet40, resnet18, resnet18_gn, hf:FOLDER or package.module:callable",
         metavar="NAME",
     )
     classes: int | None = setting(None, "number of classes: the data's", metavar="N", whole=True, least=1)
     input: tuple[int, ...] | None = setting(
         None, "input shape, no batch: the data's", metavar="CxHxW", parse=parse_shape
     )
-    init: str | None = setting(None, "start from these weights (.safetensors or a torch state dict)", metavar="FILE")
+    init: str | None = setting(
+        None,
+        "start from these weights: a .safetensors or torch file, a run's folder or one of Hugging Face's",
+        metavar="PATH",
+    )
     data: str = setting("digits", "see `strata data`", metavar="NAME")
     data_dir: str | None = setting(None, "where the data is on disk", metavar="DIR", parse=_path)
     partition: str = setting(

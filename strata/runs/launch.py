@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file
 from torch import nn
 
-from strata.core.errors import BadInput, one_line
+from strata.core.errors import BadInput
 from strata.core.files import read_json
+from strata.core.paths import expanded
 from strata.core.seeds import derive
 from strata.data import FederatedData, Samples, hold_out, load
 from strata.engines import Engine
@@ -20,6 +20,7 @@ from strata.methods import Method, method_class
 from strata.methods.choice import method_named
 from strata.methods.heads import is_prepared, prepared_model
 from strata.models.loading import load_model
+from strata.models.weights import load_weights
 from strata.runs.allowance import Allowance
 from strata.runs.callbacks import Callback, trackers
 from strata.runs.config import RunConfig, of_some_methods
@@ -80,7 +81,8 @@ class Resources:
     def prepare(self, config: RunConfig, with_weights: bool = True) -> Prepared:
         """Workers prepare themselves while the plan is made."""
         data = self.data(config)
-        model = make_model(config, data, with_weights)
+        notes: list[str] = []
+        model = make_model(config, data, with_weights, notes)
         whole = self._whole(config, model)
         training = make_training(config, data)
         engine = self.engine(config, whole, training)
@@ -97,6 +99,7 @@ class Resources:
             partition=config.problem.partition,
             engine=engine,
             pretrained=config.pretrained,
+            notes=tuple(notes),
             allowance=allowance_of(config, method, training),
         )
 
@@ -191,14 +194,23 @@ def split_data(config: RunConfig, data: FederatedData) -> tuple[FederatedData, S
     return hold_out(data, share, config.course.seed) if share else (data, None)
 
 
-def make_model(config: RunConfig, data: FederatedData, with_weights: bool = True) -> nn.Module:
-    """Initialised from the seed alone."""
+def make_model(
+    config: RunConfig, data: FederatedData, with_weights: bool = True, notes: list[str] | None = None
+) -> nn.Module:
+    """Initialised from the seed alone. `notes`: gets what there is to say of given weights."""
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(derive(config.course.seed, "init"))
-        model = load_model(config.problem.model, data.classes, data.input_shape)
+        model = load_model(config.problem.model, data.classes, _shape_of(data), task=data.objective.name, notes=notes)
     if config.problem.init is not None and with_weights:
-        load_weights(model, Path(config.problem.init))
+        told = load_weights(model, expanded(config.problem.init))
+        if notes is not None:
+            notes += told
     return model
+
+
+def _shape_of(data: FederatedData) -> tuple[int, ...]:
+    """For networks that are made for one size of images; others do not ask."""
+    return data.input_shape if data.inputs.single else ()
 
 
 def make_training(config: RunConfig, data: FederatedData) -> LocalTraining:
@@ -238,17 +250,3 @@ def make_method(config: RunConfig, graph: ChannelGraph) -> Method:
 def allowance_of(config: RunConfig, method: Method, training: LocalTraining) -> Allowance | None:
     approach = config.approach
     return Allowance.of(method, training.in_round(0), approach.budgets, approach.constraints, approach.accounting)
-
-
-def load_weights(model: nn.Module, path: Path) -> None:
-    """From a .safetensors file, or one that torch.save wrote of a state dict (read without running code in it)."""
-    try:
-        if path.suffix == ".safetensors":
-            weights = load_file(path)
-        else:
-            weights = torch.load(path, map_location="cpu", weights_only=True)
-        model.load_state_dict(weights)
-    except FileNotFoundError:
-        raise BadInput(f"there is no file {path} to start from") from None
-    except Exception as error:
-        raise BadInput(f"{path} does not hold weights for this model: {one_line(error, 300)}") from error

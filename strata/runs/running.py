@@ -39,7 +39,15 @@ from strata.models.loading import check_float32
 from strata.runs import folder as folders
 from strata.runs.allowance import Allowance
 from strata.runs.callbacks import Callback, Callbacks, trackers
-from strata.runs.checks import check_fit, check_hooks, check_last, check_planned, check_privacy, check_renumbering
+from strata.runs.checks import (
+    check_fit,
+    check_hooks,
+    check_last,
+    check_planned,
+    check_privacy,
+    check_renumbering,
+    narrowing,
+)
 from strata.runs.config import DEFAULT_ROUNDS, FORMAT, RunOptions
 from strata.runs.folder import RunFolder
 from strata.runs.progress import display
@@ -186,6 +194,7 @@ class Prepared:
     pretrained: bool = False
     plain: nn.Module | None = None  # the user's model, where the method has added to it
     allowance: Allowance | None = None  # what devices may hold, where that was said
+    notes: tuple[str, ...] = ()  # to be said when the run begins
 
 
 def carry_out(
@@ -231,6 +240,8 @@ def carry_out(
     try:
         folder = RunFolder(out, _config_json(prepared, settings, training, request), resume, show.say)
         listeners.log = folder.say
+        for note in (*prepared.notes, *narrowing(prepared.method, prepared.pretrained and not resume)):
+            folder.say(note)
         samples = {"test": len(data.test)} | ({"validation": len(held)} if held is not None else {})
         session = Session(
             method,

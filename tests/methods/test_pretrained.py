@@ -21,6 +21,7 @@ from strata.methods import Method, create
 from strata.methods.choice import method_named
 from strata.methods.heads import plain_state, prepared_model
 from strata.methods.lora import Adapted, Lora, adapted
+from strata.runs.checks import narrowing
 from strata.training import LocalTraining
 
 STEP = Execution(batch_size=8)
@@ -238,6 +239,15 @@ def test_a_method_that_was_made_says_how_its_model_is_prepared(tmp_path: Path) -
     whole = with_pairs(rank=3, targets="4")
     result = run(tmp_path / "a", Lora(ChannelGraph(whole, data().inputs), rank=3, targets="4"), rounds=1)
     assert result.metrics[0]["upload_bytes"] == 4 * 2 * (2 * 3 * WIDE + CLASSIFIER)
+
+
+def test_narrowing_pretrained_weights_is_said() -> None:
+    (said,) = narrowing(create("small", graph(), constraints=(0.5,)), True)
+    assert said.startswith("WARNING: small trains narrow parts of these pretrained weights") and "window" in said
+    plan = strata.plan(graph(), budget=f"{bytes_of(2, 3)}B", execution=STEP, rounds=8)
+    assert narrowing(strata.SLT(plan), True) and not narrowing(strata.SLT(plan), False)
+    for name in ("fedavg", "top", "window", "cycle", "bias"):
+        assert narrowing(create(name, graph()), True) == []
 
 
 # --- the command line --------------------------------------------------------------------------------------------
