@@ -31,8 +31,8 @@ EXAMPLES = """examples:
 """
 # Of a run's settings, those that a fit looks at; its commands hand them on.
 LOOKED_AT = (
-    "model", "data", "data_dir", "partition", "sizes", "budgets", "max_flops", "max_upload", "norm_samples", "rounds",
-    "devices", "per_round", "epochs", "seed",
+    "model", "init", "data", "data_dir", "partition", "sizes", "budgets", "max_flops", "max_upload", "norm_samples",
+    "rounds", "devices", "per_round", "epochs", "seed",
     *(key for key, one in RunConfig.described().items() if one.part in ("execution", "reading")),
 )  # fmt: skip
 
@@ -108,7 +108,8 @@ def fit_of(config: RunConfig, args: argparse.Namespace, speed: Any) -> Fit:
         inputs = parse_input(args.input or "3x32x32")
         shape = InputSpec.of(inputs).inputs[0].shape
         classes = None if args.classes is None else at_least_one(args.classes, "--classes")
-        graph = ChannelGraph(load_model(problem.model, classes, shape), inputs)
+        model = load_model(problem.model, classes, shape)
+        graph = ChannelGraph(model, inputs)
         samples = SAMPLES if args.samples is None else at_least_one(args.samples, "--samples")
     else:
         model = make_model(config, data, with_weights=False)
@@ -131,6 +132,8 @@ def fit_of(config: RunConfig, args: argparse.Namespace, speed: Any) -> Fit:
         name=problem.model,
         command=lambda method: command_of(config, method),
         say=say,
+        plain=model,
+        pretrained=config.pretrained,
     )
 
 

@@ -28,6 +28,7 @@ EXAMPLES = """examples:
   strata plan --model resnet20 --classes 10 --input 3x32x32 --batch 32 --constraint 0.25 --rounds 2500
   strata plan --model mypkg.nets:make_net --input 3x224x224 --budget 512MiB --json
   strata plan --model resnet20 --budget 24MiB --gflops 2 --mbit 5
+  strata plan --model resnet20 --method window --budget 14MiB --lean
   strata plan --model resnet44 --classes 200 --input 3x64x64 --budget 200MiB --verify --hard-cap
 """
 INPUT_HELP = "input shape, no batch (default 3x32x32); others NAME:DTYPE:SHAPE, such as input_ids:int64:64"
@@ -58,7 +59,7 @@ def add_parser(subparsers: Subparsers) -> None:
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    add_flags(parser, RunConfig, only=("model", *planned()))
+    add_flags(parser, RunConfig, only=("model", "method", "rank", "targets", *planned()))
     group = parser.add_argument_group("what the model takes and gives")
     group.add_argument("--classes", metavar="N", help="number of classes (default 10, or what the callable chooses)")
     group.add_argument("--input", default="3x32x32", metavar="CxHxW", help=INPUT_HELP)
@@ -81,6 +82,8 @@ def add_parser(subparsers: Subparsers) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    if args.method not in (None, "slt"):
+        return run_method(args)
     settings = plan_settings(args)
     name = args.model or RunConfig.described()["model"].default
     inputs = parse_input(args.input)
@@ -141,6 +144,38 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps(answer, indent=2))
     return 0 if true else 1
+
+
+def run_method(args: argparse.Namespace) -> int:
+    """What devices of another method than SLT train in which rounds."""
+    keys = ("model", "method", "rank", "targets", *planned())
+    asked = given(argparse.Namespace(**{key: getattr(args, key) for key in keys}), RunConfig)
+    only_slt = ("picture", "scratch", "verify", "hard_cap", "gflops", "mbit", "samples")
+    used = [key for key in only_slt if getattr(args, key)]
+    if used:
+        raise BadInput(f"--{used[0].replace('_', '-')} is for a plan of slt, not of {args.method}: leave it out")
+
+    from strata.graph import ChannelGraph, InputSpec  # torch: only once everything above has been read
+    from strata.methods import method_class
+    from strata.methods.heads import prepared_model
+    from strata.methods.outline import outline
+    from strata.models.loading import load_model
+    from strata.runs.config import refuse_unused
+    from strata.runs.launch import make_method, own_options
+
+    refuse_unused(asked, [args.method])
+    config = RunConfig.of(**asked)
+    config.check()
+    asked_inputs = parse_input(args.input)
+    classes = None if args.classes is None else at_least_one(args.classes, "--classes")
+    model = load_model(config.problem.model, classes, InputSpec.of(asked_inputs).inputs[0].shape)
+    inputs = InputSpec.of(asked_inputs, model)
+    model = prepared_model(method_class(args.method), model, inputs, config.course.seed, own_options(config))
+    made = make_method(config, ChannelGraph(model, inputs))
+    budget = min(config.approach.budgets, default=None)
+    found = outline(made, config.counted, config.course.rounds, config.problem.model, budget)
+    print(json.dumps(found.to_json(), indent=2) if args.json else found)
+    return 0
 
 
 def plan_settings(args: argparse.Namespace) -> dict[str, Any]:

@@ -209,6 +209,19 @@ class ChannelGraph:
         """The same cut with layers 1..k_frozen frozen, for methods of your own (docs/methods.md)."""
         return cut.with_frozen((self._layers_up_to(k_frozen) | self.fixed) & cut.parameters)
 
+    def window(self, k_frozen: int, k_trained: int) -> Cut:
+        """The whole model, of which layers k_frozen + 1..k_trained and the classifier are trained."""
+        if not 0 <= k_frozen <= k_trained <= self.depth:
+            raise BadInput(
+                f"a window from {k_frozen} to {k_trained}: need 0 <= k_frozen <= k_trained <= {self.depth} layers."
+            )
+        return self.only(name for name, layer in self.layer_of.items() if k_frozen < layer <= k_trained)
+
+    def only(self, names: Iterable[str]) -> Cut:
+        """The whole model, of which these parameters and the classifier are trained."""
+        trained = {*names, *(name for name, layer in self.layer_of.items() if layer > self.depth)}
+        return self.full().with_frozen(self.full().parameters - trained | self.fixed)
+
     def for_output(self, cut: Cut, output: str) -> Cut:
         """The same cut for one of several `outputs`: what that one does not need is not sent, trained nor counted."""
         name = self.output_named(output)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
-from strata.core.errors import BadInput, Infeasible
+from strata.core.errors import BadInput, TooLittle
 from strata.core.settings import Setting, check_value
 from strata.methods.card import Card
 
@@ -106,8 +106,10 @@ class Method(ABC):
         need = max(made.most_bytes(lambda cut: budget.need(graph, cut)))
         least = min(budget.limits(graph), default=need)
         if need > least:
-            raise Infeasible(
-                f"{cls.name} needs up to {need} bytes on every device, {need - least} more than the budget of {least}"
+            raise TooLittle(
+                f"{cls.name} needs up to {need} bytes on every device, {need - least} more than the budget of {least}",
+                need,
+                made.setting,
             )
         return made
 
@@ -122,6 +124,11 @@ class Method(ABC):
     def most_bytes(self, count: Callable[[Cut], int]) -> list[int]:
         """What a device of each level takes at the most. `count`: the bytes of a step of a cut."""
         return [count(self.graph.full())]
+
+    @property
+    def setting(self) -> str:
+        """What was made of the budget, for people: a width, or how many layers."""
+        return "the whole model"
 
     def executed(self, budget: Budget) -> Self:
         """With the cheapest execution that suits each level's bytes, where the budget leaves that open."""
@@ -266,6 +273,11 @@ class Levels(Method):
             sizes.append(count(cut) + beside)
             beside += self.kept_beside(self.graph, cut)
         return sizes
+
+    @property
+    def setting(self) -> str:
+        widths = ", ".join(f"{scale:g}" for scale in dict.fromkeys(self.constraints))
+        return "the whole model" if widths == "1" else f"width {widths}"
 
     def scale(self, device: int) -> float:
         return self.constraints[device % len(self.constraints)]

@@ -38,6 +38,7 @@ class Budget:
     reserve: str | None = None  # "scratch": what libraries take has to be within `sizes` too
     lean: bool = False
     ceilings: Ceilings = Ceilings()
+    pretrained: bool = False  # the model's weights are trained ones
     # what was found out so far, by graph: budgets that are made of this one share it
     _choosers: dict[tuple[str, bool], Chooser] = field(default_factory=dict, repr=False, compare=False)
 
@@ -68,6 +69,10 @@ class Budget:
     def need(self, graph: ChannelGraph, cut: Cut) -> int:
         """Bytes of a device's step."""
         return self.chooser(graph).least(cut)
+
+    def fits(self, graph: ChannelGraph, cut: Cut, size: int) -> bool:
+        """Whether a device of so many bytes can train the cut, by any execution that is open to it."""
+        return self.chooser(graph).fits(cut, size)
 
     def limits(self, graph: ChannelGraph) -> tuple[int, ...]:
         """Bytes of each level: a constraint means what the model scaled to that width needs."""

@@ -21,6 +21,7 @@ class Card:
     levels: str = ""  # what devices of different sizes do
     options: Mapping[str, Setting] = field(default_factory=dict)  # what `create` takes beyond constraints or a plan
     needs_plan: bool = False
+    for_pretrained: bool = False  # keeps weights as they came: of use where they have been trained before
 
     @property
     def title(self) -> str:

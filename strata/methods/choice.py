@@ -39,10 +39,12 @@ def method_named(
     lean: bool = False,
     ceilings: Ceilings | None = None,
     reserve: str | None = None,
+    pretrained: bool = False,
     **options: Any,
 ) -> Method:
     """`constraints` are width ratios, `budgets` bytes; several are levels of devices. `lean`: executed in the
-    cheapest way that fits. `options`: those of the method's card. A class may stand in for its name."""
+    cheapest way that fits. `pretrained`: the weights are trained ones, which auto keeps. `options`: those of the
+    method's card. A class may stand in for its name."""
     method = class_of(name)
     check_levels(name, constraints, budgets)
     own = method.card.options
@@ -62,6 +64,7 @@ def method_named(
         lean=lean,
         ceilings=ceilings or Ceilings(),
         reserve=reserve,
+        pretrained=pretrained,
     )
     check_reserve(reserve, budget.sizes, accounting)
     if reserve is None or method.card.needs_plan:  # a plan does it itself, for its steps

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from strata.core.errors import BadInput, Infeasible
+from strata.core.errors import BadInput, Infeasible, TooLittle
 from strata.core.settings import settings_of
 from strata.core.sizes import at_least_one, parse_bytes, several, show_bytes
 from strata.execution import Execution, backward, flops, memory
@@ -20,6 +20,7 @@ from strata.graph.inputs import InputsLike
 from strata.methods.base import Levels
 from strata.methods.budget import Budget
 from strata.methods.fedavg import FedAvg
+from strata.methods.heads import is_prepared, prepared_model
 from strata.methods.registry import METHODS, method_class
 from strata.models.loading import check_float32
 from strata.planning.choosing import Ceilings
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
 
 SAMPLED = 16  # rounds of each step of a method, at the most, that are looked at
 RULED = ("fedavg", "small", "slt")  # the methods that the rule chooses among
+KEEPING = ("fedavg", "window", "top")  # the same for pretrained weights
 CALIBRATION = 1.0  # seconds, about
 Say = Callable[[str], None]
 Sampled = tuple["Task", int, float]  # a task, the rounds of its step, and how many tasks of the run it stands for
@@ -63,6 +65,8 @@ def fit(
     calibrate: bool = True,
     command: Callable[[str], str] | None = None,
     say: Say = lambda text: None,
+    plain: nn.Module | None = None,
+    pretrained: bool = False,
 ) -> Fit:
     """All ways to train `model` within `budget` bytes ("6.5 MiB"; several: levels of devices), and the one to take.
 
@@ -71,6 +75,8 @@ def fit(
     micro-batches, batch norms see at least `norm_samples` (4; the batch size: exact executions only).
     `samples`: of a device. Minutes are those of this machine, by a short calibration, or of a device with these
     `gflops` and `mbit`. `methods`: all that are registered. What does not fit is listed with how much is missing.
+    `plain`: the model of a ChannelGraph, for methods that add to it (lora). `pretrained`: the weights are trained ones,
+    so that methods count that keep them, and those do not that train narrow models.
     """
     sizes = tuple(parse_bytes(size) for size in several(budget))
     if not sizes:
@@ -87,10 +93,13 @@ def fit(
         check_float32(model)
         graph = ChannelGraph(model, input_shape or (3, 32, 32))
     execution = execution or Execution(at_least_one(batch_size, "the batch size"))
-    asked = Budget(execution, sizes=sizes, rounds=rounds, lean=True, ceilings=ceilings, model_name=name)
+    asked = Budget(
+        execution, sizes=sizes, rounds=rounds, lean=True, ceilings=ceilings, model_name=name, pretrained=pretrained
+    )
     _check_ceilings(graph, asked)
     costs = _Costs(graph, execution, rounds, devices, per_round, samples * epochs)
-    ways = list(_ways(graph, asked, costs, methods, say))
+    plain = model if plain is None and not isinstance(model, ChannelGraph) else plain
+    ways = list(_ways(graph, asked, costs, methods, say, plain))
     speed = None if gflops is None or mbit is None else Speed(gflops, mbit)
     seconds, time_on = _timing(graph, execution, speed, calibrate, per_round, say)
     timed = (
@@ -121,7 +130,8 @@ def fit(
 
 def recommended(graph: ChannelGraph, budget: Budget) -> Way:
     """The way that `fit` would recommend within this budget, by the same rule."""
-    ways = tuple(_ways(graph, budget, _Costs(graph, budget.execution, budget.rounds), RULED))
+    ruled = KEEPING if budget.pretrained else RULED
+    ways = tuple(_ways(graph, budget, _Costs(graph, budget.execution, budget.rounds), ruled))
     number, reason = recommend(ways)
     if number is None:
         raise Infeasible(reason)
@@ -131,7 +141,8 @@ def recommended(graph: ChannelGraph, budget: Budget) -> Way:
 def what_fits(graph: ChannelGraph, budget: Budget) -> str:
     """For a refusal: which ways there are within the budget, in one sentence."""
     lean = replace(budget, lean=True, options={}, reserve=None, accounting=None)
-    ways = [way for way in _ways(graph, lean, _Costs(graph, lean.execution, lean.rounds), RULED) if way.fits]
+    ruled = KEEPING if budget.pretrained else RULED
+    ways = [way for way in _ways(graph, lean, _Costs(graph, lean.execution, lean.rounds), ruled) if way.fits]
     if not ways:
         return "nothing else fits either: give a larger budget (`strata fit` says which)"
     size = min(budget.sizes)
@@ -155,19 +166,29 @@ def _ways(
     costs: _Costs,
     methods: Sequence[str] | None = None,
     say: Say = lambda text: None,
+    model: nn.Module | None = None,
 ) -> Iterator[Way]:
-    for name in methods or [key for key in METHODS if _needs_no_other_model(key)]:
+    for name in methods or _suitable(budget.pretrained):
         say(f"fitting {name}")
-        way = _way(name, graph, budget, costs)
+        own = _own_graph(method_class(name), graph, model)
+        if own is None:
+            continue
+        way = _way(name, own, budget, costs.of(own))
         if way is not None:
             yield way
 
 
-def _needs_no_other_model(name: str) -> bool:
-    """A method that puts heads of its own on the model has another graph."""
-    from strata.methods.heads import is_prepared
+def _suitable(pretrained: bool) -> list[str]:
+    """Weights that were trained before are to be kept; without them, to freeze any would be to freeze noise."""
+    known = [(name, method.card.for_pretrained) for name, method in METHODS.items()]
+    return [name for name, keeps in known if keeps == pretrained or name == FedAvg.name]
 
-    return not is_prepared(method_class(name))
+
+def _own_graph(method: type[Method], graph: ChannelGraph, model: nn.Module | None) -> ChannelGraph | None:
+    """A method that adds to the model has another graph; None where there is no model to add to."""
+    if not is_prepared(method):
+        return graph
+    return None if model is None else ChannelGraph(prepared_model(method, model, graph.inputs, 0), graph.inputs)
 
 
 def _check_ceilings(graph: ChannelGraph, budget: Budget) -> None:
@@ -206,7 +227,7 @@ def _way(name: str, graph: ChannelGraph, budget: Budget, costs: _Costs) -> Way |
     train, up, down = costs.totals(tasks)
     return Way(
         name,
-        setting_of(made),
+        made.setting,
         costs.execution_of(tasks),
         True,
         costs.peak(made, tasks, budget),
@@ -224,7 +245,9 @@ def _short(name: str, graph: ChannelGraph, budget: Budget, error: Infeasible) ->
     """What it would need at the least: of the whole model, of a plan's smallest budget, or of the narrowest model."""
     chooser = budget.chooser(graph)
     remedies = getattr(error, "remedies", None)
-    if remedies is not None:
+    if isinstance(error, TooLittle):
+        need, what, execution = error.need, error.what, chooser.executions[-1]
+    elif remedies is not None:
         need, what, execution = remedies.smallest_budget_bytes, "its smallest plan", chooser.executions[-1]
     else:
         width = 1.0 if not issubclass(method_class(name), Levels) or name == "fedavg" else 0.001
@@ -233,16 +256,6 @@ def _short(name: str, graph: ChannelGraph, budget: Budget, error: Infeasible) ->
         need, what = chooser.memory(cut, execution).total, "the whole model" if width == 1 else "one channel per layer"
     short = max(0, need - min(budget.sizes))
     return Way(name, what, execution, False, need, short, normed=is_normed(graph, budget.execution))
-
-
-def setting_of(method: Method) -> str:
-    plan = getattr(method, "plan", None)
-    if plan is not None:
-        return "one step" if len(plan.steps) == 1 else f"{len(plan.steps)} steps"
-    if isinstance(method, Levels):
-        widths = ", ".join(f"{scale:g}" for scale in dict.fromkeys(method.constraints))
-        return "the whole model" if widths == "1" else f"width {widths}"
-    return "the whole model"
 
 
 # --- what a way costs ------------------------------------------------------------------------------------------------
@@ -264,6 +277,12 @@ class _Costs:
         self.devices, self.per_round = devices, min(per_round, devices)
         self._flops: dict[Any, int] = {}
         self._memory: dict[Any, Memory] = {}
+
+    def of(self, graph: ChannelGraph) -> _Costs:
+        """The same of another graph."""
+        if graph is self.graph:
+            return self
+        return _Costs(graph, self.execution, self.rounds, self.devices, self.per_round, self.samples)
 
     def tasks(self, method: Method) -> Iterator[Sampled]:
         """Some of every step."""

@@ -6,6 +6,7 @@ model.safetensors leaves them out.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -109,11 +110,16 @@ def called(model: nn.Module, inputs: InputSpec, values: Sequence[Tensor]) -> Any
     return model(*args, **kwargs)
 
 
-def prepared_model(method: type[Method], model: nn.Module, inputs: InputSpec, seed: int) -> nn.Module:
-    """The model as the method wants it. What it adds is initialised from the seed alone."""
+def prepared_model(
+    method: type[Method], model: nn.Module, inputs: InputSpec, seed: int, options: Mapping[str, Any] | None = None
+) -> nn.Module:
+    """The model as the method wants it. What it adds is initialised from the seed alone. `options`: of the method's
+    card; `prepare` gets those that it has parameters for."""
+    taken = inspect.signature(method.prepare).parameters
+    own = {name: value for name, value in (options or {}).items() if name in taken and value is not None}
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(derive(seed, "prepared"))
-        return method.prepare(model, inputs)
+        return method.prepare(model, inputs, **own)
 
 
 def is_prepared(method: type[Method]) -> bool:
@@ -130,3 +136,11 @@ def plain_names(whole: nn.Module, model: nn.Module) -> dict[str, str]:
         raise BadInput(f"{type(whole).__name__} must hold the {type(model).__name__} that it was prepared from")
     start = f"{prefix}." if prefix else ""
     return {start + name: name for name in model.state_dict()}
+
+
+def plain_state(whole: nn.Module, model: nn.Module, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The plain model's state, of the prepared one's: what it lacks is left out, or merged where `whole` does that."""
+    merge: Any = getattr(whole, "merged", dict)
+    merged = merge(state)
+    names = plain_names(whole, model)
+    return {names[name]: tensor for name, tensor in merged.items() if name in names}

@@ -9,13 +9,18 @@ from strata.core.errors import BadInput
 from strata.core.importing import find
 from strata.methods.auto import Auto
 from strata.methods.base import Method
+from strata.methods.bias import Bias
+from strata.methods.cycle import Cycle
 from strata.methods.fd import FD
 from strata.methods.fedavg import FedAvg
 from strata.methods.fedrolex import FedRolex
 from strata.methods.fjord import FjORD
 from strata.methods.heterofl import HeteroFL
+from strata.methods.lora import Lora
 from strata.methods.slt import SLT
 from strata.methods.small import Small
+from strata.methods.top import Top
+from strata.methods.window import Window
 
 if TYPE_CHECKING:
     from strata.graph import ChannelGraph
@@ -43,6 +48,11 @@ register(FD)
 register(FedRolex)
 register(HeteroFL)
 register(FjORD)
+register(Top)
+register(Window)
+register(Cycle)
+register(Bias)
+register(Lora)
 
 
 def method_class(name: str) -> type[Method]:

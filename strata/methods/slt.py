@@ -110,6 +110,10 @@ class SLT(Method):
         steps = range(len(self.plan.steps))
         return [max(count(self.plan.cut(step, level)) for step in steps) for level in levels]
 
+    @property
+    def setting(self) -> str:
+        return "one step" if len(self.plan.steps) == 1 else f"{len(self.plan.steps)} steps"
+
     def executed(self, budget: Budget) -> Self:
         """The plan says it for each step."""
         return self

@@ -11,6 +11,7 @@ from torch import nn
 from strata.core.errors import BadInput, one_line
 from strata.core.importing import find
 from strata.models.densenet import densenet40
+from strata.models.huggingface import PREFIX, load_folder
 from strata.models.resnet import resnet20, resnet44, resnet56
 from strata.models.resnet18 import resnet18, resnet18_gn
 
@@ -31,17 +32,22 @@ def load_model(
     classes: int | None = None,
     input_shape: tuple[int, ...] = (3, 32, 32),
     vocabulary: int | None = None,
+    task: str = "classification",
+    notes: list[str] | None = None,
 ) -> nn.Module:
     """`classes` None means 10 for the built-in networks and the callable's own choice for others. `vocabulary`: ids of
-    text, for a callable that has a parameter of this name."""
+    text, for a callable that has a parameter of this name. `task`: the name of the objective, for models that come
+    without a head. `notes`: gets what there is to say of weights."""
     if classes is not None and classes < 1:
         raise BadInput(f"the number of classes must be at least 1, not {classes}")
+    if name.startswith(PREFIX):
+        return load_folder(name, classes, task, [] if notes is None else notes)
     if ":" in name:
         made = _call(name, _find(name), classes, vocabulary)
         check_float32(made)
         return made
     if name not in BUILT_IN:
-        raise BadInput(f"unknown model {name!r}: use {', '.join(BUILT_IN)} or package.module:callable")
+        raise BadInput(f"unknown model {name!r}: use {', '.join(BUILT_IN)}, hf:FOLDER or package.module:callable")
     make, multiple = BUILT_IN[name]
     if len(input_shape) != 3 or input_shape[0] != 3:
         raise BadInput(f"{name} takes images of 3 channels, such as 3x32x32, not {show_shape(input_shape)}")

@@ -81,12 +81,16 @@ class Chooser:
 
     def fits(self, cut: Cut, budget: int) -> bool:
         """Whether any execution does."""
-        if not any(self._within(cut, one, budget) for one in (*self._quick, *self._leanest)):
+        # levers that save nothing in a small network may cost a little: what was asked for is tried too
+        if not any(self._within(cut, one, budget) for one in (self.executions[0], *self._quick, *self._leanest)):
             return False
         return self.ceilings == Ceilings() or self.fitting(cut, budget) is not None
 
     def fitting(self, cut: Cut, budget: int) -> Execution | None:
         """The cheapest execution that trains the cut within `budget` bytes."""
+        first = self.executions[0]
+        if self._within(cut, first, budget) and self.allows(cut, first):
+            return first
         if len(self.executions) > 1 and not any(self._within(cut, one, budget) for one in self._leanest):
             return None
         for _, group in groupby(self.executions, key=lambda one: one.at_once):

@@ -65,6 +65,20 @@ def check_last(method: Method, rounds: int) -> None:
         )
 
 
+def narrowing(method: Method, pretrained: bool) -> list[str]:
+    """The warning where trained weights would be cut to a part of their width: what they know is not in the part."""
+    if not pretrained:
+        return []
+    tasks = method.assign(0, range(method.period or 1))
+    full = method.graph.state_shapes
+    if all(shape == full[name] for task in tasks for name, shape in task.cut.shapes.items()):
+        return []
+    return [
+        f"WARNING: {method.name} trains narrow parts of these pretrained weights, which loses most of what they know; "
+        "--method window, top, cycle or lora keeps them (docs/pretrained.md)"
+    ]
+
+
 def check_hooks(method: Method, options: RunOptions) -> None:
     if method.aggregates and (options.robust or options.private or options.updates.weighted):
         raise BadInput(

@@ -51,7 +51,7 @@ class Problem(Component):
 
     model: str = setting(
         "resnet20",
-        "resnet20, resnet44, resnet56, densenet40, resnet18, resnet18_gn or package.module:callable",
+        "resnet20, resnet44, resnet56, densenet40, resnet18, resnet18_gn, hf:FOLDER or package.module:callable",
         metavar="NAME",
     )
     classes: int | None = setting(None, "number of classes: the data's", metavar="N", whole=True, least=1)
@@ -61,7 +61,11 @@ class Problem(Component):
         metavar="CxHxW",
         parse=parse_input,
     )
-    init: str | None = setting(None, "start from these weights (.safetensors or a torch state dict)", metavar="FILE")
+    init: str | None = setting(
+        None,
+        "start from these weights: a .safetensors or torch file, a run's folder or one of Hugging Face's",
+        metavar="PATH",
+    )
     data: str = setting("digits", "see `strata data`; or text:FILE.jsonl, table:FILE.csv, folder", metavar="NAME")
     data_dir: str | None = setting(None, "where the data is on disk", metavar="DIR", parse=_path)
     partition: str = setting(
@@ -190,6 +194,12 @@ class MethodOptions(Component):
         metavar="NAME",
     )
     pool: int | None = setting(None, "of fd's variant pool: number of sets", metavar="N", whole=True)
+    rank: int | None = setting(
+        None, "of lora: how thin its pairs of layers are (default 8)", metavar="R", whole=True, least=1, since=2
+    )
+    targets: str | None = setting(
+        None, "of lora: layers beside which they stand, such as q_proj,v_proj (default: all)", metavar="NAMES", since=2
+    )
 
 
 @dataclass(frozen=True)
@@ -578,6 +588,11 @@ class RunConfig(Tree):
         its own, which takes a little more."""
         fixed = self.execution.norm_statistics == "fixed" and self.local.fixed_after != 0
         return replace(self.execution, norm_statistics="batch") if fixed else self.execution
+
+    @property
+    def pretrained(self) -> bool:
+        """Whether training begins from trained weights: a folder of Hugging Face's has some."""
+        return self.problem.init is not None or self.problem.model.startswith("hf:")
 
     @property
     def may_use_kernels(self) -> bool:

@@ -8,10 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file
 from torch import nn
 
-from strata.core.errors import BadInput, one_line
+from strata.core.errors import BadInput
 from strata.core.paths import expanded
 from strata.core.seeds import derive
 from strata.data import CATALOGUE, FederatedData, Reading, Samples, hold_out, load
@@ -23,6 +22,7 @@ from strata.methods import Method, method_class
 from strata.methods.choice import method_named
 from strata.methods.heads import is_prepared, prepared_model
 from strata.models.loading import load_model
+from strata.models.weights import load_weights
 from strata.runs.allowance import Allowance
 from strata.runs.callbacks import Callback, trackers
 from strata.runs.config import RunConfig, of_some_methods
@@ -93,7 +93,8 @@ class Resources:
 
     def prepare(self, config: RunConfig, with_weights: bool = True) -> Prepared:
         """Workers prepare themselves while the plan is made."""
-        model = make_model(config, self.data(config), with_weights)
+        notes: list[str] = []
+        model = make_model(config, self.data(config), with_weights, notes)
         data = self.given_to(model, config)
         whole = self._whole(config, model)
         training = make_training(config, data)
@@ -111,7 +112,8 @@ class Resources:
             partition=config.problem.partition,
             sizes=config.problem.sizes,
             engine=engine,
-            pretrained=config.problem.init is not None,
+            pretrained=config.pretrained,
+            notes=tuple(notes),
             allowance=allowance_of(config, method, training),
         )
 
@@ -126,7 +128,8 @@ class Resources:
 
     def _whole(self, config: RunConfig, model: nn.Module) -> nn.Module:
         """The model that devices train parts of: as the method wants it."""
-        return prepared_model(method_class(config.approach.method), model, self.data(config).inputs, config.course.seed)
+        method, inputs = method_class(config.approach.method), self.data(config).inputs
+        return prepared_model(method, model, inputs, config.course.seed, own_options(config))
 
     def data(self, config: RunConfig) -> FederatedData:
         key = (config.problem.data, config.problem.data_dir, reading_of(config))
@@ -178,10 +181,19 @@ class Resources:
             self._engine = None
 
 
-def _own_model(config: RunConfig) -> tuple[str, int] | None:
+def _own_model(config: RunConfig) -> tuple[Any, ...] | None:
     """What tells the models of methods apart that make one of their own."""
     method = config.approach.method
-    return (method, config.course.seed) if is_prepared(method_class(method)) else None
+    if not is_prepared(method_class(method)):
+        return None
+    return method, config.course.seed, tuple(own_options(config).items())
+
+
+def own_options(config: RunConfig) -> dict[str, Any]:
+    """Of the method's card, those that were asked for or have a default."""
+    own = method_class(config.approach.method).card.options
+    options = {key: getattr(config, key) for key in of_some_methods() if key in own}
+    return {key: value for key, value in options.items() if value is not None}
 
 
 # --- the parts of a run --------------------------------------------------------------------------------------------
@@ -222,14 +234,18 @@ def split_data(config: RunConfig, data: FederatedData) -> tuple[FederatedData, S
     return hold_out(data, share, config.course.seed) if share else (data, None)
 
 
-def make_model(config: RunConfig, data: FederatedData, with_weights: bool = True) -> nn.Module:
-    """Initialised from the seed alone."""
+def make_model(
+    config: RunConfig, data: FederatedData, with_weights: bool = True, notes: list[str] | None = None
+) -> nn.Module:
+    """Initialised from the seed alone. `notes`: gets what there is to say of given weights."""
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(derive(config.course.seed, "init"))
-        shape = data.inputs.inputs[0].shape
-        model = load_model(config.problem.model, data.classes, shape, data.vocabulary)
+        shape, task = data.inputs.inputs[0].shape, data.objective.name
+        model = load_model(config.problem.model, data.classes, shape, data.vocabulary, task, notes)
     if config.problem.init is not None and with_weights:
-        load_weights(model, Path(config.problem.init))
+        told = load_weights(model, expanded(config.problem.init))
+        if notes is not None:
+            notes += told
     return model
 
 
@@ -249,8 +265,6 @@ def make_training(config: RunConfig, data: FederatedData) -> LocalTraining:
 
 def make_method(config: RunConfig, graph: ChannelGraph) -> Method:
     approach = config.approach
-    own = method_class(approach.method).card.options
-    options = {key: getattr(config, key) for key in of_some_methods() if key in own}
     return method_named(
         approach.method,
         graph,
@@ -264,24 +278,11 @@ def make_method(config: RunConfig, graph: ChannelGraph) -> Method:
         lean=approach.lean,
         ceilings=approach.ceilings,
         reserve=approach.reserve,
-        **{key: value for key, value in options.items() if value is not None},
+        pretrained=config.pretrained,
+        **own_options(config),
     )
 
 
 def allowance_of(config: RunConfig, method: Method, training: LocalTraining) -> Allowance | None:
     approach = config.approach
     return Allowance.of(method, training.in_round(0), approach.budgets, approach.constraints, approach.accounting)
-
-
-def load_weights(model: nn.Module, path: Path) -> None:
-    """From a .safetensors file, or one that torch.save wrote of a state dict (read without running code in it)."""
-    try:
-        if path.suffix == ".safetensors":
-            weights = load_file(path)
-        else:
-            weights = torch.load(path, map_location="cpu", weights_only=True)
-        model.load_state_dict(weights)
-    except FileNotFoundError:
-        raise BadInput(f"there is no file {path} to start from") from None
-    except Exception as error:
-        raise BadInput(f"{path} does not hold weights for this model: {one_line(error, 300)}") from error

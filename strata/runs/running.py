@@ -9,6 +9,7 @@ import inspect
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -33,12 +34,20 @@ from strata.federation.simulated_fleet import parse_stragglers
 from strata.graph import ChannelGraph
 from strata.methods import SLT, Method
 from strata.methods.choice import class_of, method_named
-from strata.methods.heads import plain_names, prepared_model
+from strata.methods.heads import plain_state, prepared_model
 from strata.models.loading import check_float32
 from strata.runs import folder as folders
 from strata.runs.allowance import Allowance
 from strata.runs.callbacks import Callback, Callbacks, trackers
-from strata.runs.checks import check_fit, check_hooks, check_last, check_planned, check_privacy, check_renumbering
+from strata.runs.checks import (
+    check_fit,
+    check_hooks,
+    check_last,
+    check_planned,
+    check_privacy,
+    check_renumbering,
+    narrowing,
+)
 from strata.runs.config import DEFAULT_ROUNDS, FORMAT, RunOptions
 from strata.runs.folder import RunFolder
 from strata.runs.progress import display
@@ -116,7 +125,9 @@ def run(
     if optimizer is not None:
         training = replace(training, optimizer=optimizer)
     check_planned(method, training)
-    whole = prepared_model(class_of(method), model, data.inputs, options.get("seed", 0))
+    kind = class_of(method)
+    own = {} if isinstance(method, str | type) else {key: getattr(method, key, None) for key in kind.card.options}
+    whole = prepared_model(kind, model, data.inputs, options.get("seed", 0), own)
     if isinstance(method, str | type):
         method = method_named(
             method,
@@ -129,6 +140,7 @@ def run(
             model_name=type(model).__name__,
             reserve=reserve,
             lean=lean,
+            pretrained=pretrained,
         )
     elif lean:
         raise BadInput("the method already knows how its steps are executed: give lean with a method's name only")
@@ -190,6 +202,7 @@ class Prepared:
     pretrained: bool = False
     plain: nn.Module | None = None  # the user's model, where the method has added to it
     allowance: Allowance | None = None  # what devices may hold, where that was said
+    notes: tuple[str, ...] = ()  # to be said when the run begins
 
 
 def carry_out(
@@ -238,7 +251,8 @@ def carry_out(
     try:
         folder = RunFolder(out, _config_json(prepared, settings, training, request), resume, show.say)
         listeners.log = folder.say
-        for note in data.notes:
+        narrowed = narrowing(prepared.method, prepared.pretrained and not resume)
+        for note in (*data.notes, *prepared.notes, *narrowed):
             folder.say(note)
         samples = {"test": len(data.test)} | ({"validation": len(held)} if held is not None else {})
         session = Session(
@@ -252,7 +266,7 @@ def carry_out(
             listeners,
             pretrained=prepared.pretrained,
             objective=data.objective,
-            names=plain_names(model, plain),
+            to_plain=partial(plain_state, model, plain),
             allowance=prepared.allowance,
             from_round=from_round,
         )

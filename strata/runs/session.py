@@ -82,7 +82,9 @@ class Session:
     account: Account | None = None  # with differential privacy
     saved: int = -1  # the newest checkpoint's round
     pretrained: bool = False  # the model's weights are trained ones
-    names: Mapping[str, str] = field(default_factory=dict)  # of the plain model's entries, by the prepared one's
+    to_plain: Callable[[Mapping[str, Tensor]], dict[str, Tensor]] = (
+        dict  # the plain model's state, of the prepared one's
+    )
     objective: Objective = Classification()  # of the data
     allowance: Allowance | None = None  # None: devices may hold whatever the method takes
     warned: bool = False  # that a device took more
@@ -225,7 +227,7 @@ class Session:
         final = final_state(
             self.engine, state.tensors, cut, seed, self.options.calibration, fixed, self._weights(state)
         )
-        return {self.names[name]: tensor for name, tensor in final.items() if name in self.names}
+        return self.to_plain(final)
 
     # --- records -------------------------------------------------------------------------------------------------
 

@@ -9,7 +9,7 @@ from strata.core.errors import BadInput
 from strata.methods import METHODS, Card, FedAvg, register
 from strata.runs.config import of_some_methods, refuse_unused, users_of
 
-NAMES = ["slt", "fedavg", "small", "fd", "fedrolex", "heterofl", "fjord"]
+NAMES = ["slt", "fedavg", "small", "fd", "fedrolex", "heterofl", "fjord", "top", "window", "cycle", "bias", "lora"]
 
 
 def test_lists_methods_with_their_papers(capsys: pytest.CaptureFixture[str]) -> None:
@@ -54,7 +54,7 @@ def test_options_are_those_of_the_cards() -> None:
     assert (
         set(of_some_methods())
         == named
-        == {"schedule", "patience", "head_fraction", "fill", "averaging", "variant", "pool"}
+        == {"schedule", "patience", "head_fraction", "fill", "averaging", "variant", "pool", "rank", "targets"}
     )
     assert users_of("schedule") == ["slt"] and users_of("pool") == ["fd"]
     with pytest.raises(BadInput, match="--pool is for the method fd, not for small or slt: leave it out"):

@@ -64,7 +64,7 @@ def test_callables_from_the_current_folder(nets: str) -> None:
     [
         (
             "resnet21",
-            "unknown model 'resnet21': use resnet20, resnet44, resnet56, densenet40, resnet18, resnet18_gn or",
+            "unknown model 'resnet21': use resnet20, resnet44, resnet56, densenet40, .*, hf:FOLDER or",
         ),
         ("no_such_package.nets:make", "cannot import 'no_such_package.nets'.*No module named 'no_such_package'"),
         ("strata_test_broken:make", "cannot import 'strata_test_broken'.*a_module_that_is_not_there"),
