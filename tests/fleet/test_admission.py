@@ -16,6 +16,7 @@ import pytest
 
 pytest.importorskip("flwr")
 from strata.fleet.security.addresses import parse_address
+from strata.fleet.security.audit import read_log, verify
 from strata.fleet.security.keys import KeyFolder, make_keys
 from strata.fleet.security.revocation import revoke
 from strata.fleet.server.control import Access, connect
@@ -162,6 +163,18 @@ def test_devices_come_and_go_while_the_server_runs(fleet: Fleet) -> None:
     shutil.copy(shut_out, fleet.keys / "registered")
     fleet.server.wait_for("registered/late.pub: this key was shut out")
     (fleet.keys / "registered" / "late.pub").unlink()
+
+
+def test_who_came_and_went_is_in_the_audit_log(fleet: Fleet) -> None:
+    """After the tests before this one."""
+    verify(fleet.keys / "audit")
+    lines = [line.facts or {} for line in read_log(fleet.keys / "audit")[0]]
+    late = [(line["what"], line.get("from")) for line in lines if line.get("device") == "late"]
+    events = ("device key made", "device admitted", "device connected", "device revoked", "device shut out")
+    assert set(late) >= {(what, "127.0.0.1" if what == "device connected" else None) for what in events}
+    assert len({line["key"] for line in lines if line.get("device") == "late" and "key" in line}) == 1
+    what = {line["what"] for line in lines}
+    assert {"server started", "device refused", "refused", "looked"} <= what
 
 
 def test_a_device_that_was_never_seen_is_shut_out(fleet: Fleet) -> None:

@@ -16,6 +16,7 @@ import pytest
 pytest.importorskip("flwr")
 from strata.cli import main
 from strata.fleet.security.addresses import parse_address
+from strata.fleet.security.audit import read_log
 from strata.fleet.server.control import Access
 from strata.fleet.server.status import FleetState, look
 from tests.fleet import nets
@@ -137,6 +138,24 @@ def test_a_run_that_fails_says_why(
     assert json.loads(captured.out)["state"] == "failed"
     assert " of 9 devices were there after 0.5 s" in captured.err and "Traceback" not in captured.err
     assert not Path("lonely").exists()
+
+
+def test_the_audit_log_says_who_began_a_run_and_how_it_ended(fleet: Fleet) -> None:
+    """The two above, which Flower's record is looked through for every few seconds."""
+    deadline = time.monotonic() + PATIENCE
+    while True:
+        lines = [line.facts or {} for line in read_log(fleet.folder / "keys" / "audit")[0]]
+        ended = {line["run"]: line["state"] for line in lines if line["what"] == "run ended"}
+        if len(ended) >= 2 or time.monotonic() > deadline:
+            break
+        time.sleep(0.1)
+    began = {line["run"]: line for line in lines if line["what"] == "run started"}
+    assert [ended[run] for run in began] == ["completed", "failed"]
+    assert [Path(line["out"]).name for line in began.values()] == ["fleet-run", "lonely"]
+    assert {(line["token"], line["from"]) for line in began.values()} <= {
+        ("operator", "127.0.0.1"),
+        ("operator", "::1"),
+    }
 
 
 def test_folders_are_checked_before_anything_is_sent(

@@ -25,7 +25,9 @@ from pathlib import Path
 from typing import Any
 
 from strata.core.errors import BadInput
+from strata.fleet.security.audit import AuditLog
 from strata.fleet.security.connection_limits import BytesInFlight
+from strata.fleet.security.door_record import CHANGES, NOTES, DoorRecord, noting
 from strata.fleet.security.signatures import GREETINGS
 
 HEALTH, DEVICES = "/health", "/v1/fleet/"
@@ -33,6 +35,7 @@ CONTROL = frozenset(
     f"/v1/control/{call}"
     for call in ("start-run", "stop-run", "list-runs", "stream-logs", "list-nodes", "register-node", "unregister-node")
 )
+OPERATOR = "operator"  # the name of operator.token
 LARGEST = 16 << 20  # bytes of a request; Flower takes bundles of at most 10 MiB
 LARGEST_OF_DEVICES = 6 << 20  # of theirs; Flower sends arrays in pieces of 5 MiB
 LARGEST_GREETING = 4 << 10  # of anybody who has a key, registered or not
@@ -66,37 +69,61 @@ class TokenFile:
 
 class ConnectionGuard:
     """ASGI middleware. `token` None: no operator's token is asked for (a plain-text server on loopback). `signer`: the
-    key that signed a device's request; None: nobody signs there."""
+    key that signed a device's request; None: nobody signs there. `audit`: where it is written down who came."""
 
     def __init__(
-        self, app: Application, token: Callable[[], str] | None, signer: Callable[[Scope], bytes | None] | None = None
+        self,
+        app: Application,
+        token: Callable[[], str] | None,
+        signer: Callable[[Scope], bytes | None] | None = None,
+        audit: AuditLog | None = None,
     ) -> None:
         self.app = app
         self.token = token
         self.signer = signer
+        self.record = DoorRecord(audit)
         self.in_flight = BytesInFlight()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
-            return await self.app(scope, receive, send)
+            await self.app(scope, receive, send)
+            return await self.record.tidy(now=True)  # after the last request
         if scope["type"] != "http":
             return None
+        await self.record.tidy()
         if not self.admits(scope):
-            return await _refuse(send, 401, "This needs the operator's token, or another place.")
-        who: Hashable = scope["client"][0] if scope.get("client") else None
+            await _refuse(send, 401, "This needs the operator's token, or another place.")
+            return await self.record.refused(scope, "no token, a wrong one, or another place")
+        key: bytes | None = None
         if self.signer is not None and str(scope["path"]).startswith(DEVICES):
-            who = await asyncio.to_thread(self.signer, scope)
-            if who is None:
-                return await _refuse(send, 401, "No registered device has signed this.")
+            key = await asyncio.to_thread(self.signer, scope)
+            if key is None:
+                await _refuse(send, 401, "No registered device has signed this.")
+                return await self.record.refused(scope, "not signed by a registered device")
+        token = OPERATOR if str(scope["path"]) in CONTROL else None
+        if token is not None and str(scope["path"]) not in CHANGES:
+            await self.record.looked(scope, token)
+        seen: dict[str, Any] = {"status": 500}
+        notes: dict[str, Any] = {}
+        NOTES.set(notes)
+        try:
+            await self._pass(scope, key, receive, noting(send, seen))
+        finally:
+            await self.record.answered(scope, seen["status"], token=token, key=key, notes=notes)
+        return None
+
+    async def _pass(self, scope: Scope, key: bytes | None, receive: Receive, send: Send) -> None:
+        who: Hashable = key or (scope["client"][0] if scope.get("client") else None)
         try:
             size = _announced(scope)
             async with self.in_flight.room(who, size):
                 body = await _body(receive, size)
-                return None if body is None else await self.app(scope, _with(body, receive), send)
+                if body is not None:
+                    await self.app(scope, _with(body, receive), send)
         except TooLarge:
-            return await _refuse(send, 413, f"This request has at most {_largest(scope)} bytes.")
+            await _refuse(send, 413, f"This request has at most {_largest(scope)} bytes.")
         except TooLate:
-            return await _refuse(send, 408, f"A request is sent within {BODY_SECONDS:g} s.")
+            await _refuse(send, 408, f"A request is sent within {BODY_SECONDS:g} s.")
 
     def admits(self, scope: Scope) -> bool:
         path = str(scope["path"])

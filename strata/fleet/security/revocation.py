@@ -22,8 +22,8 @@ from strata.fleet.security.keys import (
 )
 
 
-def revoke(folder: KeyFolder, name: str) -> None:
-    """Shuts the device's key out for good; the name may be given to another one."""
+def revoke(folder: KeyFolder, name: str) -> bytes:
+    """Shuts the device's key out for good; the name may be given to another one. The key."""
     public = _public(folder, name)
     with writing_to(folder.path):
         folder.revoked.mkdir(exist_ok=True)
@@ -33,6 +33,7 @@ def revoke(folder: KeyFolder, name: str) -> None:
             write_new(place, text, 0o644)
         public.unlink()  # after that: a server that looks in between shuts it out all the same
         shutil.rmtree(folder.device(name).path, ignore_errors=True)
+    return text
 
 
 def rotate_device(folder: KeyFolder, name: str) -> None:
