@@ -26,6 +26,7 @@ from strata.fleet.security.connection_guard import ConnectionGuard
 from strata.fleet.security.connection_limits import SPARE, Places, limited, loop_of_handshakes, raise_descriptors
 from strata.fleet.security.door_record import note
 from strata.fleet.security.signatures import signer
+from strata.fleet.security.tokens import Known
 
 MOST_OBJECTS = 1024  # of a device's answer, each at most connection_guard.LARGEST_OF_DEVICES
 CONNECTED = "strata: connected"  # the device's launcher waits for this line
@@ -48,13 +49,12 @@ class Patch:
 
 
 Told = Callable[[], None]  # called when there is an app to start
-Token = Callable[[], str]  # the operator's, as it is now
 Began = Callable[[int, Any], None]  # called with a new run's id and Flower's record of runs
 
 
-def patch_server(token: Token | None, told: Told, audit: AuditLog | None, began: Began) -> None:
-    """`token`: the operator's; None on a plain-text server."""
-    for patch in server_patches(token, told, audit, began):
+def patch_server(known: Known | None, told: Told, audit: AuditLog | None, began: Began) -> None:
+    """`known`: whose token is shown; None on a plain-text server."""
+    for patch in server_patches(known, told, audit, began):
         patch.apply()
 
 
@@ -69,14 +69,14 @@ def patch_device(poll: float, told: Told) -> None:
         patch.apply()
 
 
-def server_patches(token: Token | None, told: Told, audit: AuditLog | None, began: Began) -> tuple[Patch, ...]:
+def server_patches(known: Known | None, told: Told, audit: AuditLog | None, began: Began) -> tuple[Patch, ...]:
     starts = functools.partial(only_strata_starts, told=told, began=began)
     return (
         Patch("flwr.superlink.servicer.control.control_handlers", "start_run", starts),
         Patch("flwr.superlink.servicer.control.control_handlers", "stop_run", noted_stop),
         Patch("flwr.superlink.servicer.fleet.fleet_handlers", "push_messages", within_bounds),
         Patch("flwr.superlink.servicer.fleet.fleet_handlers", "get_run", without_config),
-        Patch("flwr.superlink.extensions", "get_middleware", functools.partial(guarded, token=token, audit=audit)),
+        Patch("flwr.superlink.extensions", "get_middleware", functools.partial(guarded, known=known, audit=audit)),
         Patch("uvicorn", "run", limited_server),
     )
 
@@ -165,7 +165,7 @@ def without_config(get_run: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def guarded(
-    get_middleware: Callable[[], tuple[Any, ...]], token: Token | None, audit: AuditLog | None
+    get_middleware: Callable[[], tuple[Any, ...]], known: Known | None, audit: AuditLog | None
 ) -> Callable[[], tuple[Any, ...]]:
     """Flower's own hook for what comes first at the door; it is filled by an extension package of Flower's only.
 
@@ -174,8 +174,8 @@ def guarded(
     from starlette.middleware import Middleware
 
     def with_guard() -> tuple[Any, ...]:
-        signed_by = None if token is None else signer
-        return (Middleware(ConnectionGuard, token=token, signer=signed_by, audit=audit), *get_middleware())
+        signed_by = None if known is None else signer
+        return (Middleware(ConnectionGuard, known=known, signer=signed_by, audit=audit), *get_middleware())
 
     return with_guard
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +14,7 @@ from strata.fleet.protocol.settings import RunSettings
 if TYPE_CHECKING:
     from strata.fleet.security.audit import Line
     from strata.fleet.security.keys import KeyFolder, NewKeys
+    from strata.fleet.security.tokens import TokenRecord
     from strata.fleet.server.status import FleetState
     from strata.fleet.server.submission import Ending
 
@@ -84,6 +85,16 @@ def close(ending: Ending, settings: RunSettings, as_json: bool, local: bool) -> 
     elif ending.status != "completed":
         print(f"strata fleet: run {ending.run_id} {ending.status}: {ending.details}", file=sys.stderr)
     return ending.code
+
+
+def show_tokens(named: Sequence[TokenRecord], as_json: bool) -> None:
+    """With operator.token, which every key folder has."""
+    rows = [("operator", "run", ""), *((one.operator.name, one.operator.role, one.made) for one in named)]
+    if as_json:
+        print(json.dumps([{"name": name, "role": role, "made": made or None} for name, role, made in rows], indent=2))
+        return
+    for name, role, made in rows:
+        print(f"{name}  {role}  {f'made {made}' if made else 'operator.token'}")
 
 
 def show_audit(lines: Iterable[Line], as_json: bool) -> None:

@@ -23,6 +23,7 @@ from strata.fleet.security.connection_guard import ConnectionGuard
 from strata.fleet.security.door_record import NOTES, note
 from strata.fleet.security.keys import KeyFolder, make_keys
 from strata.fleet.security.signatures import fingerprint, fingerprint_of_file
+from strata.fleet.security.tokens import Operator
 from strata.fleet.server.run_endings import RunEndings, ending
 
 
@@ -94,6 +95,17 @@ def test_a_line_that_was_changed_or_removed_shows(folder: Path, tmp_path: Path) 
         with pytest.raises(Wrong) as error:
             verify(folder)
         assert wrong in str(error.value), (name, content)
+
+
+def test_a_changed_byte_shows(folder: Path) -> None:
+    for path in [*filled(folder, lines=3, largest=200), folder / "head"]:
+        whole = path.read_bytes()
+        for place in range(0, len(whole) - 1, 7):  # some of them: each costs a millisecond
+            path.write_bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])
+            with pytest.raises(Wrong):
+                verify(folder)
+        path.write_bytes(whole)
+    assert verify(folder).line == 3
 
 
 def test_what_is_missing_stays_missing_when_the_log_goes_on(folder: Path) -> None:
@@ -232,6 +244,10 @@ class Links(SimpleNamespace):
         super().__init__(state=SimpleNamespace(linkstate_factory=SimpleNamespace(state=lambda: state)))
 
 
+def known(shown: str) -> Operator | None:
+    return {"sesame": Operator("operator", "run"), "look": Operator("ada", "watch")}.get(shown)
+
+
 def call(guard: ConnectionGuard, path: str, app: Any = None, token: str | None = None) -> None:
     async def receive() -> Any:
         return {"type": "http.request", "body": b"", "more_body": False}
@@ -258,16 +274,18 @@ def without_chain(folder: Path) -> list[dict[str, Any]]:
 
 def test_who_controls_is_written_down(folder: Path) -> None:
     log = AuditLog(folder, Said())
-    guard = ConnectionGuard(answering(200), lambda: "sesame", None, log)
+    guard = ConnectionGuard(answering(200), known, None, log)
     call(guard, "/v1/control/start-run", token="sesame")
     call(guard, "/v1/control/start-run", token="sesam")
     call(guard, "/v1/control/list-runs", token="sesame")
     call(guard, "/health")
-    call(ConnectionGuard(answering(412), lambda: "sesame", None, log), "/v1/control/stop-run", token="sesame")
-    started, refused, looked, stopped = without_chain(folder)
+    call(guard, "/v1/control/start-run", token="look")
+    call(ConnectionGuard(answering(412), known, None, log), "/v1/control/stop-run", token="sesame")
+    started, refused, looked, watcher, stopped = without_chain(folder)
     who = {"token": "operator", "from": "10.0.0.9"}
     assert started == {"what": "run started", **who, "run": "42", "out": "/srv/a"}
     assert refused["what"] == "refused" and refused["from"] == "10.0.0.9" and refused["path"].endswith("start-run")
+    assert (watcher["what"], watcher["token"], watcher["why"]) == ("refused", "ada", "not for the role watch")
     assert looked == {"what": "looked", **who} and stopped == {"what": "run stopped", **who, "failed": 412}
 
 
@@ -280,12 +298,12 @@ def test_which_device_comes_is_written_down(folder: Path, tmp_path: Path) -> Non
     key = public_key_to_bytes(load_ssh_public_key(public))
     assert fingerprint(key) == fingerprint_of_file(public) and fingerprint_of_file(b"nothing") == ""
     log = AuditLog(folder, Said())
-    guard = ConnectionGuard(answering(200), lambda: "sesame", lambda scope: key, log)
+    guard = ConnectionGuard(answering(200), known, lambda scope: key, log)
     for call_of_device in ("register-node", "activate-node", "pull-messages", "deactivate-node"):
         call(guard, f"/v1/fleet/{call_of_device}", Links(key))
-    stranger = ConnectionGuard(answering(403), lambda: "sesame", lambda scope: key, log)
+    stranger = ConnectionGuard(answering(403), known, lambda scope: key, log)
     call(stranger, "/v1/fleet/activate-node", Links(b"another"))
-    call(ConnectionGuard(answering(200), lambda: "sesame", lambda scope: None, log), "/v1/fleet/pull-messages")
+    call(ConnectionGuard(answering(200), known, lambda scope: None, log), "/v1/fleet/pull-messages")
     device = {"device": "pi-1", "key": fingerprint(key), "from": "10.0.0.9"}
     came, left, refused, unsigned = without_chain(folder)
     assert came == {"what": "device connected", **device} and left == {"what": "device left", **device}

@@ -17,6 +17,8 @@ pytest.importorskip("flwr")
 from strata.cli import main
 from strata.fleet.security.addresses import parse_address
 from strata.fleet.security.audit import read_log
+from strata.fleet.security.keys import KeyFolder
+from strata.fleet.security.tokens import make_token
 from strata.fleet.server.control import Access
 from strata.fleet.server.status import FleetState, look
 from tests.fleet import nets
@@ -156,6 +158,14 @@ def test_the_audit_log_says_who_began_a_run_and_how_it_ended(fleet: Fleet) -> No
         ("operator", "127.0.0.1"),
         ("operator", "::1"),
     }
+
+
+def test_who_may_watch_sees_the_log_of_a_run(fleet: Fleet, capsys: pytest.CaptureFixture[str]) -> None:
+    make_token(KeyFolder(fleet.folder / "keys"), "ada", "watch")
+    there = ["--server", fleet.at[1], "--keys", str(fleet.folder / "keys" / "operators" / "ada")]
+    assert main(["fleet", "logs", fleet.status().runs[0].run, *there]) == 0
+    shown = capsys.readouterr().err
+    assert "round 2/2" in shown and "completed" in shown.splitlines()[-1]
 
 
 def test_folders_are_checked_before_anything_is_sent(

@@ -73,7 +73,7 @@ class End:
     @classmethod
     def of(cls, data: bytes) -> End | None:
         """None: nothing has been written yet, or this is nothing of ours."""
-        number, _, digest = data.decode("ascii", "replace").strip().partition(" ")
+        number, _, digest = data[:128].decode("ascii", "replace").strip().partition(" ")
         return cls(int(number), digest) if number.isascii() and number.isdigit() and len(digest) == 64 else None
 
 
@@ -329,7 +329,11 @@ def _read_lock(folder: Path) -> Iterator[None]:
 
 def _lines(older: list[Path], current: bytes) -> Iterator[Line]:
     for path in older:
-        yield from _lines_of(path.name, path.read_bytes())
+        try:
+            content = path.read_bytes()
+        except OSError as error:
+            raise BadInput(f"{path} cannot be read ({error.strerror}): run as its owner") from None
+        yield from _lines_of(path.name, content)
     yield from _lines_of(CURRENT, current)
 
 

@@ -11,12 +11,10 @@ from strata.fleet.security.audit import AuditLog, Repeated
 from strata.fleet.security.signatures import GREETINGS, fingerprint, registered_name
 
 CONNECT, LEAVE = "/v1/fleet/activate-node", "/v1/fleet/deactivate-node"
-# calls of the control interface that change something, and what they come to
+# what operators may change by the control interface; of devices, the server's launcher writes (server/admission.py)
 CHANGES = {
     "/v1/control/start-run": "run started",
     "/v1/control/stop-run": "run stopped",
-    "/v1/control/register-node": "device registered",
-    "/v1/control/unregister-node": "device unregistered",
 }
 NOTES: ContextVar[dict[str, Any] | None] = ContextVar("strata_audit_notes", default=None)
 

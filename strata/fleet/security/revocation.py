@@ -6,7 +6,6 @@ revoked/NAME-DIGEST.pub   a public key that the server shuts out for good
 from __future__ import annotations
 
 import hashlib
-import secrets
 import shutil
 from pathlib import Path
 
@@ -20,6 +19,7 @@ from strata.fleet.security.keys import (
     need_file,
     replace_file,
 )
+from strata.fleet.security.tokens import new_token
 
 
 def revoke(folder: KeyFolder, name: str) -> bytes:
@@ -47,7 +47,7 @@ def rotate_device(folder: KeyFolder, name: str) -> None:
 def rotate_token(folder: KeyFolder) -> None:
     need_file(folder.token, "give the folder that `strata fleet keys` made")
     with writing_to(folder.path):
-        replace_file(folder.token, secrets.token_urlsafe(32).encode() + b"\n")
+        replace_file(folder.token, new_token().encode() + b"\n")
 
 
 def rotate_authority(folder: KeyFolder) -> None:

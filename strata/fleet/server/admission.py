@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -48,10 +47,7 @@ class Admission:
         wanted, revoked = _files(folder.registered), _files(folder.revoked) if folder.revoked.exists() else {}
         if (wanted, revoked) == self.known:
             return
-        access = self.access
-        if access.token is not None:  # it may have been replaced since
-            access = replace(access, token=folder.token.read_text().strip())
-        with connect(access) as client:
+        with connect(self.access) as client:
             self._apply(client, wanted, set(_keys_of(revoked)[0]))
         self.known = (wanted, revoked)
 

@@ -6,6 +6,7 @@ import contextlib
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 from strata.core.errors import BadInput
@@ -18,9 +19,10 @@ from strata.fleet.environment import environment
 from strata.fleet.security.addresses import Address, Unreachable, need_free, need_loopback, need_server
 from strata.fleet.security.audit import AuditLog, audit_folder, this_user
 from strata.fleet.security.keys import KeyFolder
+from strata.fleet.security.tokens import digest_of, new_token
 from strata.fleet.server.admission import Admission
 from strata.fleet.server.control import Access
-from strata.fleet.server.superlink import AUDIT, TOKEN
+from strata.fleet.server.superlink import KEYS, OWN_TOKEN
 
 START = 120.0  # seconds for the server to answer
 LOOK = 2.0  # seconds between looks at the registered keys
@@ -43,13 +45,16 @@ def serve(
         folder.check_server()
         _check_expiry(folder, say)
     need_free(address)
+    own = new_token()  # to register devices with: an operator's token is no right to that
     access = Access.of(address.local, keys, insecure)
+    if folder is not None:
+        access = replace(access, token=own)
     audit = None if folder is None else AuditLog(audit_folder(folder.path), say)
     with stopped_by_signals(), _state(data_dir, say) as state, _recorded(audit, address):
         env = environment(state / "flower")
         if folder is not None:
-            env[TOKEN] = str(folder.token)
-            env[AUDIT] = str(audit_folder(folder.path))
+            env[KEYS] = str(folder.path)
+            env[OWN_TOKEN] = digest_of(own)
         log = state / "server.log"
         before = log.stat().st_size if log.exists() else 0
         process = start(_command(address, folder, data_dir, new_secret(state / "flower")), env, log)
