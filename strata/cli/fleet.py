@@ -1,4 +1,4 @@
-"""`strata fleet keys|revoke|rotate|server|device|run|status`: a fleet of real devices, on Flower (an extra)."""
+"""`strata fleet keys|revoke|rotate|token|audit|server|device|run|status|logs`: real devices, by Flower (an extra)."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from strata.core.sizes import parse_bytes
 from strata.runs.config import RunConfig
 
 if TYPE_CHECKING:
+    from strata.fleet.security.keys import KeyFolder
     from strata.fleet.server.control import Access
 
     Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]
@@ -31,10 +32,13 @@ def add_parser(subparsers: Subparsers) -> None:
     _add_keys(commands)
     _add_revoke(commands)
     _add_rotate(commands)
+    _add_token(commands)
+    _add_audit(commands)
     _add_server(commands)
     _add_device(commands)
     _add_run(commands)
     _add_status(commands)
+    _add_logs(commands)
 
 
 def _sub(commands: Subparsers, name: str, help: str, example: str, **more: Any) -> argparse.ArgumentParser:
@@ -82,6 +86,34 @@ def _add_rotate(commands: Subparsers) -> None:
     parser.add_argument("name", nargs="?", metavar="NAME", help="of the device")
     parser.add_argument("--keys", metavar="DIR", type=Path, required=True, help="the key folder, on the server")
     parser.set_defaults(func=rotate)
+
+
+def _add_token(commands: Subparsers) -> None:
+    parser = _sub(
+        commands, "token", "give an operator a token of their own, list them, or revoke one",
+        "  strata fleet token ada --role watch --keys keys\n  strata fleet token ada --revoke --keys keys\n"
+        "  strata fleet token --list --keys keys",
+    )  # fmt: skip
+    parser.add_argument("name", nargs="?", metavar="NAME", help="of the operator, as the audit log will have it")
+    parser.add_argument("--role", choices=("run", "watch"), help="run: start, stop and watch runs; watch: only watch")
+    parser.add_argument("--revoke", action="store_true", help="refuse NAME's token from now on")
+    parser.add_argument("--list", action="store_true", help="who has one")
+    parser.add_argument("--keys", metavar="DIR", type=Path, required=True, help="the key folder, on the server")
+    parser.add_argument("--json", action="store_true", help="with --list: as JSON on stdout")
+    parser.set_defaults(func=token)
+
+
+def _add_audit(commands: Subparsers) -> None:
+    parser = _sub(
+        commands, "audit", "show the server's audit log, or check that it is whole",
+        "  strata fleet audit --keys keys\n  strata fleet audit --keys keys --verify",
+    )  # fmt: skip
+    parser.add_argument("--keys", metavar="DIR", type=Path, required=True, help="the key folder, on the server")
+    parser.add_argument("--verify", action="store_true", help="check every line by the hash in the one after it")
+    parser.add_argument("--first", type=int, metavar="N", help="with --verify: older lines than N were moved elsewhere")
+    parser.add_argument("--holds", metavar="HASH", help="with --verify: a hash that an earlier --verify showed")
+    parser.add_argument("--json", action="store_true", help="the lines as they are, or what --verify found")
+    parser.set_defaults(func=audit)
 
 
 def _add_server(commands: Subparsers) -> None:
@@ -189,6 +221,15 @@ def _add_status(commands: Subparsers) -> None:
     parser.set_defaults(func=status)
 
 
+def _add_logs(commands: Subparsers) -> None:
+    parser = _sub(
+        commands, "logs", "show the output of a run until it ends", "  strata fleet logs 1234567890 --keys keys"
+    )
+    parser.add_argument("run", metavar="RUN", help="its number, as `strata fleet status` shows it")
+    _add_server_access(parser)
+    parser.set_defaults(func=logs)
+
+
 def _add_server_access(parser: Any) -> None:
     parser.add_argument("--server", default="localhost:8477", metavar="HOST:PORT", help="default localhost:8477")
     _add_security(parser, "the key folder, or one with its ca.pem and operator.token")
@@ -209,16 +250,26 @@ def say(text: str) -> None:
 def keys(args: argparse.Namespace) -> None:
     from strata.fleet.output import what_goes_where
     from strata.fleet.security.keys import make_keys
+    from strata.fleet.security.signatures import fingerprint_of_file
 
     made = make_keys(expanded(args.folder), split_list(args.host), split_list(args.devices), args.renew)
+    done = [*["fleet made"] * made.new_fleet, *["certificate renewed"] * (made.new_certificate and not made.new_fleet)]
+    for what in done:
+        _record(made.folder, what)
+    for name in made.devices:
+        public = (made.folder.registered / f"{name}.pub").read_bytes()
+        _record(made.folder, "device key made", device=name, key=fingerprint_of_file(public))
     print(what_goes_where(made))
 
 
 def revoke(args: argparse.Namespace) -> None:
     from strata.fleet.security.keys import KeyFolder
     from strata.fleet.security.revocation import revoke
+    from strata.fleet.security.signatures import fingerprint_of_file
 
-    revoke(KeyFolder(expanded(args.keys)), args.name)
+    folder = KeyFolder(expanded(args.keys))
+    key = fingerprint_of_file(revoke(folder, args.name))
+    _record(folder, "device revoked", device=args.name, key=key)
     print(f"{args.name} is shut out for good: a server that is running does so within seconds")
 
 
@@ -236,7 +287,55 @@ def rotate(args: argparse.Namespace) -> None:
         revocation.rotate_authority(folder)
     else:
         revocation.rotate_device(folder, args.name)
+    _record(folder, f"{args.what} rotated", device=args.name)
     print(what_is_new(args.what, folder, args.name))
+
+
+def token(args: argparse.Namespace) -> None:
+    from strata.fleet.output import show_tokens
+    from strata.fleet.security.keys import KeyFolder, need_file
+    from strata.fleet.security.tokens import make_token, records, revoke_token
+
+    folder = KeyFolder(expanded(args.keys))
+    need_file(folder.token, "give the key folder on the server, which `strata fleet keys` made")
+    asked = [args.list, args.revoke, args.role is not None]
+    if sum(asked) != 1 or (args.name is None) != args.list or (args.json and not args.list):
+        raise BadInput("give one of `token NAME --role run|watch`, `token NAME --revoke` and `token --list [--json]`")
+    if args.list:
+        show_tokens(records(folder), args.json)
+    elif args.revoke:
+        revoke_token(folder, args.name)
+        _record(folder, "operator's token revoked", token=args.name)
+        print(f"the token of {args.name} is refused from now on")
+    else:
+        place = make_token(folder, args.name, args.role)
+        _record(folder, "operator's token made", token=args.name, role=args.role)
+        print(f"a token for {args.name} (role {args.role}): move {place} there, by a safe channel")
+        print("the server keeps a hash of it, and takes it from now on")
+
+
+def _record(folder: KeyFolder, what: str, **facts: Any) -> None:
+    """In the audit log: what was done here, on the server itself."""
+    from strata.fleet.security.audit import AuditLog, audit_folder, this_user
+
+    AuditLog(audit_folder(folder.path), say).record(what, user=this_user(), **facts)
+
+
+def audit(args: argparse.Namespace) -> None:
+    from strata.fleet.output import show_audit
+    from strata.fleet.security.audit import audit_folder, read_log, verify
+
+    folder = audit_folder(expanded(args.keys))
+    if not args.verify:
+        if args.first is not None or args.holds is not None:
+            raise BadInput("--first and --holds are for checking the log: give --verify too")
+        return show_audit(read_log(folder)[0], args.json)
+    end = verify(folder, 1 if args.first is None else args.first, args.holds)
+    if args.json:
+        print(json.dumps({"lines": end.line, "hash": end.digest}))
+    else:
+        print(f"{folder} is whole: {end.line} lines; the last one's hash, to be kept elsewhere: {end.digest}")
+    return None
 
 
 def server(args: argparse.Namespace) -> int:
@@ -317,6 +416,14 @@ def status(args: argparse.Namespace) -> None:
         print(json.dumps(state.to_json(), indent=2))
     else:
         show_status(state)
+
+
+def logs(args: argparse.Namespace) -> int:
+    from strata.fleet.server.submission import watch
+
+    ending = watch(args.run, _access(args), show=_show, say=say)
+    say(f"run {ending.run_id} {ending.status}{': ' if ending.details else ''}{ending.details}")
+    return ending.code
 
 
 def _access(args: argparse.Namespace) -> Access:

@@ -82,10 +82,10 @@ def remove_leftovers(folder: Path) -> None:
                 path.unlink()
 
 
-def open_own(path: Path, flags: int) -> int:
+def open_own(path: Path, flags: int, mode: int = 0o666) -> int:
     """A descriptor of a regular file, made if need be; never of what a symbolic link points to."""
     try:
-        descriptor = os.open(path, flags | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
+        descriptor = os.open(path, flags | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, mode)
     except OSError as error:
         if error.errno not in (errno.ELOOP, errno.ENXIO):  # a link; a pipe that nobody reads
             raise

@@ -20,9 +20,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from strata.fleet.app_bundle import bundle
+from strata.fleet.protocol.settings import asked_of
+from strata.fleet.security.audit import AuditLog
 from strata.fleet.security.connection_guard import ConnectionGuard
 from strata.fleet.security.connection_limits import SPARE, Places, limited, loop_of_handshakes, raise_descriptors
+from strata.fleet.security.door_record import note
 from strata.fleet.security.signatures import signer
+from strata.fleet.security.tokens import Known
 
 MOST_OBJECTS = 1024  # of a device's answer, each at most connection_guard.LARGEST_OF_DEVICES
 CONNECTED = "strata: connected"  # the device's launcher waits for this line
@@ -45,12 +49,12 @@ class Patch:
 
 
 Told = Callable[[], None]  # called when there is an app to start
-Token = Callable[[], str]  # the operator's, as it is now
+Began = Callable[[int, Any], None]  # called with a new run's id and Flower's record of runs
 
 
-def patch_server(token: Token | None, told: Told) -> None:
-    """`token`: the operator's; None on a plain-text server."""
-    for patch in server_patches(token, told):
+def patch_server(known: Known | None, told: Told, audit: AuditLog | None, began: Began) -> None:
+    """`known`: whose token is shown; None on a plain-text server."""
+    for patch in server_patches(known, told, audit, began):
         patch.apply()
 
 
@@ -65,13 +69,14 @@ def patch_device(poll: float, told: Told) -> None:
         patch.apply()
 
 
-def server_patches(token: Token | None, told: Told) -> tuple[Patch, ...]:
-    starts = functools.partial(only_strata_starts, told=told)
+def server_patches(known: Known | None, told: Told, audit: AuditLog | None, began: Began) -> tuple[Patch, ...]:
+    starts = functools.partial(only_strata_starts, told=told, began=began)
     return (
         Patch("flwr.superlink.servicer.control.control_handlers", "start_run", starts),
+        Patch("flwr.superlink.servicer.control.control_handlers", "stop_run", noted_stop),
         Patch("flwr.superlink.servicer.fleet.fleet_handlers", "push_messages", within_bounds),
         Patch("flwr.superlink.servicer.fleet.fleet_handlers", "get_run", without_config),
-        Patch("flwr.superlink.extensions", "get_middleware", functools.partial(guarded, token=token)),
+        Patch("flwr.superlink.extensions", "get_middleware", functools.partial(guarded, known=known, audit=audit)),
         Patch("uvicorn", "run", limited_server),
     )
 
@@ -97,22 +102,34 @@ def device_patches(poll: float, told: Told) -> tuple[Patch, ...]:
 # --- the server ------------------------------------------------------------------------------------------------------
 
 
-def only_strata_starts(start_run: Callable[..., Any], told: Told) -> Callable[..., Any]:
+def only_strata_starts(start_run: Callable[..., Any], told: Told, began: Began) -> Callable[..., Any]:
     """Flower's handler of the control interface that begins a run.
 
     Why: it takes any app bundle and would run its code here. The operator's token is no right to send code. And who
-    starts the apps is told that there is one, so that it need not ask all the time.
+    starts the apps is told that there is one, so that it need not ask all the time. The audit log gets its run.
     """
     from flwr.supercore.error import ApiErrorCode, FlowerError
 
-    def start_strata(request: Any, *arguments: Any, **named: Any) -> Any:
+    def start_strata(request: Any, account: Any, state: Any, *arguments: Any, **named: Any) -> Any:
         if request.app_spec or request.fab.content != bundle():
             raise FlowerError(ApiErrorCode.INVALID_APP_SPEC, "This server runs Strata's own app and no other.")
-        started = start_run(request, *arguments, **named)
+        started = start_run(request, account, state, *arguments, **named)
+        note(run=str(started.run_id), out=asked_of(request.override_config)[1])
+        began(started.run_id, state)
         told()
         return started
 
     return start_strata
+
+
+def noted_stop(stop_run: Callable[..., Any]) -> Callable[..., Any]:
+    """Flower's handler of the control interface that ends a run. Why: the audit log says which one."""
+
+    def stop_noted(request: Any, *arguments: Any) -> Any:
+        note(run=str(request.run_id))
+        return stop_run(request, *arguments)
+
+    return stop_noted
 
 
 def within_bounds(push_messages: Callable[..., Any]) -> Callable[..., Any]:
@@ -147,7 +164,9 @@ def without_config(get_run: Callable[..., Any]) -> Callable[..., Any]:
     return get_bare_run
 
 
-def guarded(get_middleware: Callable[[], tuple[Any, ...]], token: Token | None) -> Callable[[], tuple[Any, ...]]:
+def guarded(
+    get_middleware: Callable[[], tuple[Any, ...]], known: Known | None, audit: AuditLog | None
+) -> Callable[[], tuple[Any, ...]]:
     """Flower's own hook for what comes first at the door; it is filled by an extension package of Flower's only.
 
     Why: Flower asks for proof on one of the three interfaces behind its port (see security/connection_guard.py).
@@ -155,7 +174,8 @@ def guarded(get_middleware: Callable[[], tuple[Any, ...]], token: Token | None) 
     from starlette.middleware import Middleware
 
     def with_guard() -> tuple[Any, ...]:
-        return (Middleware(ConnectionGuard, token=token, signer=None if token is None else signer), *get_middleware())
+        signed_by = None if known is None else signer
+        return (Middleware(ConnectionGuard, known=known, signer=signed_by, audit=audit), *get_middleware())
 
     return with_guard
 

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from strata.core.sizes import show_bytes
 from strata.fleet.protocol.settings import RunSettings
 
 if TYPE_CHECKING:
+    from strata.fleet.security.audit import Line
     from strata.fleet.security.keys import KeyFolder, NewKeys
+    from strata.fleet.security.tokens import TokenRecord
     from strata.fleet.server.status import FleetState
     from strata.fleet.server.submission import Ending
 
@@ -82,6 +85,35 @@ def close(ending: Ending, settings: RunSettings, as_json: bool, local: bool) -> 
     elif ending.status != "completed":
         print(f"strata fleet: run {ending.run_id} {ending.status}: {ending.details}", file=sys.stderr)
     return ending.code
+
+
+def show_tokens(named: Sequence[TokenRecord], as_json: bool) -> None:
+    """With operator.token, which every key folder has."""
+    rows = [("operator", "run", ""), *((one.operator.name, one.operator.role, one.made) for one in named)]
+    if as_json:
+        print(json.dumps([{"name": name, "role": role, "made": made or None} for name, role, made in rows], indent=2))
+        return
+    for name, role, made in rows:
+        print(f"{name}  {role}  {f'made {made}' if made else 'operator.token'}")
+
+
+def show_audit(lines: Iterable[Line], as_json: bool) -> None:
+    """One line each: when, what, and the rest by name. Other people's words are shown as JSON writes them."""
+    for line in lines:
+        facts = line.facts
+        if as_json or facts is None:
+            print(line.text.decode("ascii", "backslashreplace"))
+            continue
+        rest = [
+            f"{key}={_word(value)}" for key, value in facts.items() if key not in ("line", "time", "what", "before")
+        ]
+        time = str(facts.get("time", ""))[:19].replace("T", " ")
+        print(f"{_word(facts.get('line'))}  {_word(time)}  {_word(facts.get('what'))}  {' '.join(rest)}".rstrip())
+
+
+def _word(value: Any) -> str:
+    text = json.dumps(value)
+    return text[1:-1] if isinstance(value, str) and "\\" not in text else text
 
 
 def show_status(state: FleetState) -> None:

@@ -15,9 +15,12 @@ import httpx
 import pytest
 
 pytest.importorskip("flwr")
+from strata.cli import main
 from strata.fleet.security.addresses import parse_address
+from strata.fleet.security.audit import read_log, verify
 from strata.fleet.security.keys import KeyFolder, make_keys
 from strata.fleet.security.revocation import revoke
+from strata.fleet.security.tokens import make_token, revoke_token
 from strata.fleet.server.control import Access, connect
 from strata.fleet.server.status import DeviceStatus, look
 from tests.fleet.processes import PATIENCE, Command, descendants, free_port, strata, wait_until_gone
@@ -117,6 +120,24 @@ def test_only_the_operator_controls(fleet: Fleet) -> None:
     assert done.returncode == 2 and "refused this operator.token" in done.stderr
 
 
+def test_a_token_to_watch_is_for_watching(fleet: Fleet, capsys: pytest.CaptureFixture[str]) -> None:
+    make_token(KeyFolder(fleet.keys), "ada", "watch")
+    there = ["--server", fleet.address, "--keys", str(fleet.keys / "operators" / "ada")]
+    assert main(["fleet", "status", *there, "--json"]) == 0
+    assert '"name": "a"' in capsys.readouterr().out
+    assert main(["fleet", "run", *there, "--rounds", "1", "--out", str(fleet.folder / "never")]) == 2
+    assert "lets this operator.token watch and nothing else" in capsys.readouterr().err
+    assert main(["fleet", "logs", "12", *there]) == 2
+    assert "knows no run 12: `strata fleet status` lists them" in capsys.readouterr().err
+    revoke_token(KeyFolder(fleet.keys), "ada")
+    make_token(KeyFolder(fleet.keys), "bob", "run")  # another, with ca.pem and a token of another name
+    shutil.copytree(fleet.keys / "operators" / "bob", fleet.keys / "operators" / "ada")
+    assert main(["fleet", "status", *there]) == 0
+    revoke_token(KeyFolder(fleet.keys), "bob")
+    assert main(["fleet", "status", *there]) == 2
+    assert "refused this operator.token" in capsys.readouterr().err
+
+
 def test_nothing_is_read_of_what_a_stranger_sends(fleet: Fleet) -> None:
     host, port = fleet.address.split(":")
     context = ssl.create_default_context(cafile=fleet.keys / "ca.pem")
@@ -162,6 +183,21 @@ def test_devices_come_and_go_while_the_server_runs(fleet: Fleet) -> None:
     shutil.copy(shut_out, fleet.keys / "registered")
     fleet.server.wait_for("registered/late.pub: this key was shut out")
     (fleet.keys / "registered" / "late.pub").unlink()
+
+
+def test_who_came_and_went_is_in_the_audit_log(fleet: Fleet) -> None:
+    """After the tests before this one."""
+    verify(fleet.keys / "audit")
+    lines = [line.facts or {} for line in read_log(fleet.keys / "audit")[0]]
+    late = [(line["what"], line.get("from")) for line in lines if line.get("device") == "late"]
+    events = ("device key made", "device admitted", "device connected", "device revoked", "device shut out")
+    assert set(late) >= {(what, "127.0.0.1" if what == "device connected" else None) for what in events}
+    assert len({line["key"] for line in lines if line.get("device") == "late" and "key" in line}) == 1
+    assert [line["why"] for line in lines if line.get("token") == "ada" and line["what"] == "refused"] == [
+        "not for the role watch"
+    ]
+    what = {line["what"] for line in lines}
+    assert {"server started", "device refused", "refused", "looked"} <= what
 
 
 def test_a_device_that_was_never_seen_is_shut_out(fleet: Fleet) -> None:

@@ -8,10 +8,16 @@ from typing import Any
 import pytest
 
 from strata.fleet.security.connection_guard import LARGEST, LARGEST_OF_DEVICES, ConnectionGuard
+from strata.fleet.security.tokens import Operator
 
 HERE, OWN, THERE = ("127.0.0.1", 5), ("192.168.1.10", 5), ("192.168.1.66", 5)
 SERVER = ("192.168.1.10", 8477)
 RIGHT, WRONG = "Bearer sesame", "Bearer sesam"
+OPERATORS = {name: Operator(name, role) for name, role in (("sesame", "run"), ("look", "watch"), ("own", "server"))}
+
+
+def known(shown: str) -> Operator | None:
+    return OPERATORS.get(shown)
 
 
 def ask(scope: dict[str, Any], token: str | None, *parts: bytes) -> tuple[int, bytes]:
@@ -37,7 +43,7 @@ def ask(scope: dict[str, Any], token: str | None, *parts: bytes) -> tuple[int, b
         return left.pop(0)
 
     everything = len(left)
-    asyncio.run(ConnectionGuard(app, None if token is None else lambda: token)(scope, receive, send))
+    asyncio.run(ConnectionGuard(app, None if token is None else known)(scope, receive, send))
     status = int(answers[0]["status"])
     assert status != 401 or len(left) == everything, "nothing is read of a request that is refused"
     return status, got
@@ -54,13 +60,46 @@ def test_devices_and_health_from_anywhere(client: Any) -> None:
     assert status("/v1/fleet/pull-messages", client) == status("/health", client) == 200
 
 
-@pytest.mark.parametrize("call", ["start-run", "register-node", "list-nodes"])
+@pytest.mark.parametrize("call", ["start-run", "stop-run", "list-nodes"])
 def test_control_needs_the_token_even_here(call: str) -> None:
     path = f"/v1/control/{call}"
     assert status(path, THERE, RIGHT) == status(path, HERE, RIGHT) == 200
     for client in (HERE, THERE):
         assert status(path, client) == status(path, client, WRONG) == status(path, client, RIGHT, RIGHT) == 401
     assert status(path, HERE, "sesame") == status(path, HERE, "") == 401
+
+
+def test_each_role_has_its_calls() -> None:
+    changing, looking = ("start-run", "stop-run"), ("list-runs", "stream-logs", "list-nodes")
+    for call in ("register-node", "unregister-node", *changing, *looking):
+        path = f"/v1/control/{call}"
+        own = 403 if call in changing else 200
+        assert status(path, THERE, "Bearer look") == (200 if call in looking else 403)
+        assert status(path, THERE, RIGHT) == (200 if call in (*changing, *looking) else 403)
+        assert status(path, HERE, "Bearer own") == own and status(path, THERE, "Bearer own") == 401
+    assert status("/v1/runtime/acquire-task", THERE, "Bearer look") == 401
+
+
+def test_a_log_that_is_being_read_ends_when_its_token_is_revoked() -> None:
+    operators = {"look": Operator("look", "watch")}
+    sent: list[Any] = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        for body in (b"one", b"two", b"three"):
+            await send({"type": "http.response.body", "body": body, "more_body": True})
+            operators.pop("look", None)
+
+    async def receive() -> Any:
+        return {"type": "http.request", "body": b"", "more_body": False}
+
+    async def send(message: Any) -> None:
+        sent.append((message.get("body"), message.get("more_body")))
+
+    headers = [(b"authorization", b"Bearer look")]
+    scope = {"type": "http", "path": "/v1/control/stream-logs", "client": THERE, "server": SERVER, "headers": headers}
+    asyncio.run(ConnectionGuard(app, operators.get)(scope, receive, send))
+    assert sent == [(None, None), (b"one", True), (b"", False)]
 
 
 @pytest.mark.parametrize("call", ["add-app", "start-automation", "begin-connector-oauth", "create-federation"])

@@ -85,7 +85,7 @@ async def never(*_: Any) -> Any:
 
 def test_no_body_is_read_before_its_signature(keys: list[Any]) -> None:
     app = Links(public_key_to_bytes(keys[0][1]))
-    guard = ConnectionGuard(never, lambda: "token", signer)
+    guard = ConnectionGuard(never, lambda shown: None, signer)
     for headers in ([], signed(keys[1])):
         assert asked(guard, never, headers=headers, app=app)[0]["status"] == 401
     headers = [*signed(keys[1]), (b"content-length", b"4097")]

@@ -28,6 +28,7 @@ DEVICE = "flwr.supernode.start_client_internal"
 # the sources of what is replaced, and of what the replacements rely on, in Flower 1.41.0
 DIGESTS = {
     f"{HANDLERS}.control.control_handlers.start_run": "7f9355f11d8a76fc",
+    f"{HANDLERS}.control.control_handlers.stop_run": "a3e6aa83095442e2",
     f"{HANDLERS}.fleet.fleet_handlers.push_messages": "70c2fe927c6693b0",
     f"{HANDLERS}.fleet.fleet_handlers.get_run": "004ad390c8b38c0e",
     "flwr.superlink.extensions.get_middleware": "37012f4eb789b63f",
@@ -107,6 +108,11 @@ def test_what_is_replaced_is_what_was_looked_at(path: str) -> None:
     assert digest == DIGESTS[path], f"Flower has changed {path}: read it, then see fleet/flower_patches.py"
 
 
+def test_a_run_is_stopped_where_the_replacement_stands() -> None:
+    source = inspect.getsource(importlib.import_module("flwr.superlink.routers.control.router"))
+    assert "control_handlers.stop_run(request, account, linkstate)" in source
+
+
 @pytest.mark.parametrize("module", CALLS)
 def test_it_is_called_where_the_replacement_stands(module: str) -> None:
     source = inspect.getsource(importlib.import_module(module))
@@ -115,7 +121,7 @@ def test_it_is_called_where_the_replacement_stands(module: str) -> None:
 
 def test_every_patch_is_of_something_that_is_looked_at() -> None:
     patches = (
-        *flower_patches.server_patches(str, print),
+        *flower_patches.server_patches(str, print, None, print),
         *flower_patches.app_patches(),
         *flower_patches.device_patches(1.0, print),
     )

@@ -13,9 +13,9 @@ from cryptography import x509
 from strata.cli import main
 from strata.core.errors import BadInput
 from strata.fleet.security.certificates import hosts_of
-from strata.fleet.security.connection_guard import TokenFile
 from strata.fleet.security.keys import KeyFolder, make_keys
 from strata.fleet.security.revocation import revoke, rotate_authority, rotate_device, rotate_token
+from strata.fleet.security.tokens import TokenFile
 
 
 @pytest.fixture

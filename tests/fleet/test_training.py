@@ -16,6 +16,9 @@ import pytest
 pytest.importorskip("flwr")
 from strata.cli import main
 from strata.fleet.security.addresses import parse_address
+from strata.fleet.security.audit import read_log
+from strata.fleet.security.keys import KeyFolder
+from strata.fleet.security.tokens import make_token
 from strata.fleet.server.control import Access
 from strata.fleet.server.status import FleetState, look
 from tests.fleet import nets
@@ -137,6 +140,32 @@ def test_a_run_that_fails_says_why(
     assert json.loads(captured.out)["state"] == "failed"
     assert " of 9 devices were there after 0.5 s" in captured.err and "Traceback" not in captured.err
     assert not Path("lonely").exists()
+
+
+def test_the_audit_log_says_who_began_a_run_and_how_it_ended(fleet: Fleet) -> None:
+    """The two above, which Flower's record is looked through for every few seconds."""
+    deadline = time.monotonic() + PATIENCE
+    while True:
+        lines = [line.facts or {} for line in read_log(fleet.folder / "keys" / "audit")[0]]
+        ended = {line["run"]: line["state"] for line in lines if line["what"] == "run ended"}
+        if len(ended) >= 2 or time.monotonic() > deadline:
+            break
+        time.sleep(0.1)
+    began = {line["run"]: line for line in lines if line["what"] == "run started"}
+    assert [ended[run] for run in began] == ["completed", "failed"]
+    assert [Path(line["out"]).name for line in began.values()] == ["fleet-run", "lonely"]
+    assert {(line["token"], line["from"]) for line in began.values()} <= {
+        ("operator", "127.0.0.1"),
+        ("operator", "::1"),
+    }
+
+
+def test_who_may_watch_sees_the_log_of_a_run(fleet: Fleet, capsys: pytest.CaptureFixture[str]) -> None:
+    make_token(KeyFolder(fleet.folder / "keys"), "ada", "watch")
+    there = ["--server", fleet.at[1], "--keys", str(fleet.folder / "keys" / "operators" / "ada")]
+    assert main(["fleet", "logs", fleet.status().runs[0].run, *there]) == 0
+    shown = capsys.readouterr().err
+    assert "round 2/2" in shown and "completed" in shown.splitlines()[-1]
 
 
 def test_folders_are_checked_before_anything_is_sent(

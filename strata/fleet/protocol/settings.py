@@ -171,3 +171,12 @@ def _check_seconds(value: object, what: str) -> None:
         return
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
         raise BadInput(f"{what} is a number of seconds above 0, not {value!r}")
+
+
+def asked_of(config: Any) -> tuple[Mapping[str, Any], str | None]:
+    """The request and the folder of a run that the server has; nothing for one that `strata fleet` did not start."""
+    try:
+        values = json.loads(config[KEY].string) if KEY in config else {}
+        return values.get("request", {}), values.get("out")
+    except (ValueError, AttributeError):
+        return {}, None

@@ -6,7 +6,7 @@ through the runtime interface anybody could take the server app's work. So in fr
     /v1/fleet/    whose headers a registered device has signed (a greeting: whoever has signed it); Flower checks the
                   signature again, with the body
     /health       anybody
-    /v1/control/  whoever shows the operator's token, and of it only what `strata fleet` needs
+    /v1/control/  whoever shows an operator's token, and of it only what that one may do (tokens.py)
     /v1/runtime/  this machine, where the server app runs
     the rest      nobody
 Flower reads a request whole before it asks who sent it, however long it is and takes. So nobody's body is read before
@@ -16,23 +16,21 @@ it is known whose it is; none may be longer than it needs to be, or take for eve
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import hmac
 import ipaddress
 import json
 from collections.abc import Awaitable, Callable, Hashable, MutableMapping
-from pathlib import Path
 from typing import Any
 
-from strata.core.errors import BadInput
+from strata.fleet.security.audit import AuditLog
 from strata.fleet.security.connection_limits import BytesInFlight
+from strata.fleet.security.door_record import CHANGES, NOTES, DoorRecord, noting
 from strata.fleet.security.signatures import GREETINGS
+from strata.fleet.security.tokens import CALLS, SERVER, Known, Operator
 
 HEALTH, DEVICES = "/health", "/v1/fleet/"
-CONTROL = frozenset(
-    f"/v1/control/{call}"
-    for call in ("start-run", "stop-run", "list-runs", "stream-logs", "list-nodes", "register-node", "unregister-node")
-)
+CONTROL = {f"/v1/control/{call}": call for calls in CALLS.values() for call in calls}
+BEARER = b"Bearer "
+NOT_BY_ROLE = "This is not for a token of the role {role}."
 LARGEST = 16 << 20  # bytes of a request; Flower takes bundles of at most 10 MiB
 LARGEST_OF_DEVICES = 6 << 20  # of theirs; Flower sends arrays in pieces of 5 MiB
 LARGEST_GREETING = 4 << 10  # of anybody who has a key, registered or not
@@ -44,73 +42,100 @@ Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 Application = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 
-class TokenFile:
-    """The operator's token as it is now: it may be replaced while the server runs (`strata fleet rotate token`)."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self._seen: tuple[int, int] | None = None
-        self._text = ""
-        if not self.text():
-            raise BadInput(f"{path} is empty: make another token with `strata fleet rotate token`")
-
-    def text(self) -> str:
-        """What was read last, where it cannot be read now."""
-        with contextlib.suppress(OSError, UnicodeError):
-            status = self.path.stat()
-            if self._seen != (status.st_ino, status.st_mtime_ns):
-                self._text = self.path.read_text().strip() or self._text
-                self._seen = (status.st_ino, status.st_mtime_ns)
-        return self._text
-
-
 class ConnectionGuard:
-    """ASGI middleware. `token` None: no operator's token is asked for (a plain-text server on loopback). `signer`: the
-    key that signed a device's request; None: nobody signs there."""
+    """ASGI middleware. `known`: whose token is shown; None: none is asked for (a plain-text server on loopback).
+    `signer`: the key that signed a device's request; None: nobody signs there. `audit`: for who came, and for what."""
 
     def __init__(
-        self, app: Application, token: Callable[[], str] | None, signer: Callable[[Scope], bytes | None] | None = None
+        self,
+        app: Application,
+        known: Known | None,
+        signer: Callable[[Scope], bytes | None] | None = None,
+        audit: AuditLog | None = None,
     ) -> None:
         self.app = app
-        self.token = token
+        self.known = known
         self.signer = signer
+        self.record = DoorRecord(audit)
         self.in_flight = BytesInFlight()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
-            return await self.app(scope, receive, send)
+            await self.app(scope, receive, send)
+            return await self.record.tidy(now=True)  # after the last request
         if scope["type"] != "http":
             return None
-        if not self.admits(scope):
-            return await _refuse(send, 401, "This needs the operator's token, or another place.")
-        who: Hashable = scope["client"][0] if scope.get("client") else None
+        await self.record.tidy()
+        operator = self.operator(scope)
+        if not self.admits(scope, operator):
+            await _refuse(send, 401, "This needs an operator's token, or another place.")
+            return await self.record.refused(scope, "no token, a wrong one, or another place")
+        token = None if operator is None else operator.name
+        if operator is not None and not operator.may(CONTROL[scope["path"]]):
+            await _refuse(send, 403, NOT_BY_ROLE.format(role=operator.role))
+            return await self.record.refused(scope, f"not for the role {operator.role}", token)
+        key: bytes | None = None
         if self.signer is not None and str(scope["path"]).startswith(DEVICES):
-            who = await asyncio.to_thread(self.signer, scope)
-            if who is None:
-                return await _refuse(send, 401, "No registered device has signed this.")
+            key = await asyncio.to_thread(self.signer, scope)
+            if key is None:
+                await _refuse(send, 401, "No registered device has signed this.")
+                return await self.record.refused(scope, "not signed by a registered device")
+        if operator is not None and operator.role != SERVER and scope["path"] not in CHANGES:
+            await self.record.looked(scope, token)
+        seen: dict[str, Any] = {"status": 500}
+        notes: dict[str, Any] = {}
+        NOTES.set(notes)
+        try:
+            allowed = send if operator is None else self._while_known(scope, send)
+            await self._pass(scope, key, receive, noting(allowed, seen))
+        finally:
+            await self.record.answered(scope, seen["status"], token=token, key=key, notes=notes)
+        return None
+
+    async def _pass(self, scope: Scope, key: bytes | None, receive: Receive, send: Send) -> None:
+        who: Hashable = key or (scope["client"][0] if scope.get("client") else None)
         try:
             size = _announced(scope)
             async with self.in_flight.room(who, size):
                 body = await _body(receive, size)
-                return None if body is None else await self.app(scope, _with(body, receive), send)
+                if body is not None:
+                    await self.app(scope, _with(body, receive), send)
         except TooLarge:
-            return await _refuse(send, 413, f"This request has at most {_largest(scope)} bytes.")
+            await _refuse(send, 413, f"This request has at most {_largest(scope)} bytes.")
         except TooLate:
-            return await _refuse(send, 408, f"A request is sent within {BODY_SECONDS:g} s.")
+            await _refuse(send, 408, f"A request is sent within {BODY_SECONDS:g} s.")
 
-    def admits(self, scope: Scope) -> bool:
+    def admits(self, scope: Scope, operator: Operator | None) -> bool:
         path = str(scope["path"])
         if path == HEALTH or path.startswith(DEVICES):
             return True
         if path in CONTROL:
-            return self.token is None or self._shows_token(scope)
+            return self.known is None or operator is not None
         return path.startswith("/v1/runtime/") and _same_machine(scope)
 
-    def _shows_token(self, scope: Scope) -> bool:
+    def operator(self, scope: Scope) -> Operator | None:
+        """Whose token is shown, where one is asked for. The server's own is shown on its own machine only."""
+        if self.known is None or scope["path"] not in CONTROL:
+            return None
         shown = [value for name, value in scope["headers"] if name == b"authorization"]
-        assert self.token is not None
-        expected = f"Bearer {self.token()}".encode()
-        return len(shown) == 1 and hmac.compare_digest(shown[0], expected)
+        if len(shown) != 1 or not shown[0].startswith(BEARER):
+            return None
+        operator = self.known(shown[0].removeprefix(BEARER).decode("latin-1"))
+        return operator if operator is None or operator.role != SERVER or _same_machine(scope) else None
+
+    def _while_known(self, scope: Scope, send: Send) -> Send:
+        """An answer that takes as long as a run, its log, ends when the token is revoked."""
+        ended = False
+
+        async def send_allowed(message: MutableMapping[str, Any]) -> None:
+            nonlocal ended
+            if not ended and message["type"] == "http.response.body" and self.operator(scope) is None:
+                ended = True
+                await send({"type": "http.response.body", "body": b"", "more_body": False})
+            elif not ended:
+                await send(message)
+
+        return send_allowed
 
 
 class TooLarge(Exception):

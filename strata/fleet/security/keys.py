@@ -3,6 +3,7 @@
 ca.pem, ca.key            the fleet's own certificate authority; ca.key can be kept offline
 server.pem, server.key    the server's certificate and key
 operator.token            whoever has it may start and stop runs
+tokens/, operators/       further operators' (tokens.py)
 registered/NAME.pub       devices the server admits
 revoked/                  those it shuts out for good (revocation.py)
 devices/NAME/             what device NAME needs: ca.pem and device.key
@@ -63,6 +64,13 @@ class KeyFolder:
     @property
     def revoked(self) -> Path:
         return self.path / "revoked"
+
+    @property
+    def tokens(self) -> Path:
+        return self.path / "tokens"
+
+    def operator(self, name: str) -> Path:
+        return self.path / "operators" / name
 
     def device(self, name: str) -> DeviceKeys:
         return DeviceKeys(self.path / "devices" / name)

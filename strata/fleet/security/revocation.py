@@ -6,7 +6,6 @@ revoked/NAME-DIGEST.pub   a public key that the server shuts out for good
 from __future__ import annotations
 
 import hashlib
-import secrets
 import shutil
 from pathlib import Path
 
@@ -20,10 +19,11 @@ from strata.fleet.security.keys import (
     need_file,
     replace_file,
 )
+from strata.fleet.security.tokens import new_token
 
 
-def revoke(folder: KeyFolder, name: str) -> None:
-    """Shuts the device's key out for good; the name may be given to another one."""
+def revoke(folder: KeyFolder, name: str) -> bytes:
+    """Shuts the device's key out for good; the name may be given to another one. The key."""
     public = _public(folder, name)
     with writing_to(folder.path):
         folder.revoked.mkdir(exist_ok=True)
@@ -33,6 +33,7 @@ def revoke(folder: KeyFolder, name: str) -> None:
             write_new(place, text, 0o644)
         public.unlink()  # after that: a server that looks in between shuts it out all the same
         shutil.rmtree(folder.device(name).path, ignore_errors=True)
+    return text
 
 
 def rotate_device(folder: KeyFolder, name: str) -> None:
@@ -46,7 +47,7 @@ def rotate_device(folder: KeyFolder, name: str) -> None:
 def rotate_token(folder: KeyFolder) -> None:
     need_file(folder.token, "give the folder that `strata fleet keys` made")
     with writing_to(folder.path):
-        replace_file(folder.token, secrets.token_urlsafe(32).encode() + b"\n")
+        replace_file(folder.token, new_token().encode() + b"\n")
 
 
 def rotate_authority(folder: KeyFolder) -> None:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import binascii
 import datetime
-from base64 import b64decode
+import hashlib
+from base64 import b64decode, b64encode
 from collections.abc import Mapping
 from typing import Any
 
@@ -41,4 +42,32 @@ def signer(scope: Mapping[str, Any]) -> bytes | None:
 
 
 def _is_registered(scope: Mapping[str, Any], key: bytes) -> bool:
-    return scope["app"].state.linkstate_factory.state().get_node_id_by_public_key(key) is not None
+    return _state(scope).get_node_id_by_public_key(key) is not None
+
+
+def registered_name(scope: Mapping[str, Any], key: bytes) -> str:
+    """Empty where nobody has registered this key."""
+    node = _state(scope).get_node_id_by_public_key(key)
+    found = [] if node is None else _state(scope).get_node_info(node_ids=[node])
+    return str(found[0].name) if found else ""
+
+
+def _state(scope: Mapping[str, Any]) -> Any:
+    return scope["app"].state.linkstate_factory.state()
+
+
+def fingerprint(key: bytes) -> str:
+    """Of a public key as Flower has it: what `ssh-keygen -lf registered/NAME.pub` shows."""
+    from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+    from flwr.supercore.primitives.asymmetric import bytes_to_public_key
+
+    return fingerprint_of_file(bytes_to_public_key(key).public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH))
+
+
+def fingerprint_of_file(public: bytes) -> str:
+    """Of what is in registered/NAME.pub; empty where that is no public key."""
+    try:
+        blob = b64decode(public.split()[1], validate=True)
+    except (IndexError, ValueError, binascii.Error):
+        return ""
+    return "SHA256:" + b64encode(hashlib.sha256(blob).digest()).decode().rstrip("=")

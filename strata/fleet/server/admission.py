@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from strata.core.errors import BadInput, one_line
+from strata.fleet.security.audit import AuditLog
 from strata.fleet.security.keys import KeyFolder
+from strata.fleet.security.signatures import fingerprint
 from strata.fleet.server.control import Access, connect
 
 GONE = "unregistered"  # in Flower's words
@@ -19,8 +20,10 @@ class Admission:
     runs counts at once. One that is missing stays admitted: Flower never forgets a key that was shut out, and a folder
     may be empty for a moment."""
 
-    def __init__(self, folder: KeyFolder | None, access: Access, say: Callable[[str], None]) -> None:
-        self.folder, self.access, self.say = folder, access, say
+    def __init__(
+        self, folder: KeyFolder | None, access: Access, say: Callable[[str], None], audit: AuditLog | None = None
+    ) -> None:
+        self.folder, self.access, self.say, self.audit = folder, access, say, audit
         self.known: object = None  # the files, when last everything was in order
         self.admitted: set[str] = set()
         self.complaints: set[str] = set()
@@ -44,10 +47,7 @@ class Admission:
         wanted, revoked = _files(folder.registered), _files(folder.revoked) if folder.revoked.exists() else {}
         if (wanted, revoked) == self.known:
             return
-        access = self.access
-        if access.token is not None:  # it may have been replaced since
-            access = replace(access, token=folder.token.read_text().strip())
-        with connect(access) as client:
+        with connect(self.access) as client:
             self._apply(client, wanted, set(_keys_of(revoked)[0]))
         self.known = (wanted, revoked)
 
@@ -63,6 +63,7 @@ class Admission:
                 continue
             if key in revoked or node.name in named:  # another key has its name
                 _shut_out(client, node)
+                self._record("device shut out", node.name, key)
                 continue
             admitted.add(node.name)
             if node.name not in wanted:
@@ -79,8 +80,13 @@ class Admission:
                 continue
             if key not in nodes:
                 client.RegisterNode(RegisterNodeRequest(public_key=key, name=name))
+                self._record("device admitted", name, key)
             admitted.add(name)
         self._tell(admitted, complaints)
+
+    def _record(self, what: str, name: str, key: bytes) -> None:
+        if self.audit is not None:
+            self.audit.record(what, device=name, key=fingerprint(key))
 
     def _tell(self, admitted: set[str], complaints: set[str]) -> None:
         for complaint in sorted(complaints - self.complaints):

@@ -6,6 +6,7 @@ import contextlib
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 from strata.core.errors import BadInput
@@ -16,10 +17,12 @@ from strata.core.processes import Stopped, end, last_lines, start, stopped_by_si
 from strata.fleet.app_processes import new_secret
 from strata.fleet.environment import environment
 from strata.fleet.security.addresses import Address, Unreachable, need_free, need_loopback, need_server
+from strata.fleet.security.audit import AuditLog, audit_folder, this_user
 from strata.fleet.security.keys import KeyFolder
+from strata.fleet.security.tokens import digest_of, new_token
 from strata.fleet.server.admission import Admission
 from strata.fleet.server.control import Access
-from strata.fleet.server.superlink import TOKEN
+from strata.fleet.server.superlink import KEYS, OWN_TOKEN
 
 START = 120.0  # seconds for the server to answer
 LOOK = 2.0  # seconds between looks at the registered keys
@@ -42,18 +45,23 @@ def serve(
         folder.check_server()
         _check_expiry(folder, say)
     need_free(address)
+    own = new_token()  # to register devices with: an operator's token is no right to that
     access = Access.of(address.local, keys, insecure)
-    with stopped_by_signals(), _state(data_dir, say) as state:
+    if folder is not None:
+        access = replace(access, token=own)
+    audit = None if folder is None else AuditLog(audit_folder(folder.path), say)
+    with stopped_by_signals(), _state(data_dir, say) as state, _recorded(audit, address):
         env = environment(state / "flower")
         if folder is not None:
-            env[TOKEN] = str(folder.token)
+            env[KEYS] = str(folder.path)
+            env[OWN_TOKEN] = digest_of(own)
         log = state / "server.log"
         before = log.stat().st_size if log.exists() else 0
         process = start(_command(address, folder, data_dir, new_secret(state / "flower")), env, log)
         try:
             if not wait_until(lambda: _answers(access), process, START):
                 raise _Failed(f"the server did not start; the end of {log}:\n{last_lines(log, since=before)}")
-            admission = Admission(folder, access, say)
+            admission = Admission(folder, access, say, audit)
             admission.look()
             security = "plain text, this machine only" if folder is None else "TLS, registered devices only"
             say(f"serving at {address} ({security}); log: {log}")
@@ -61,6 +69,8 @@ def serve(
             while process.poll() is None:
                 time.sleep(LOOK)
                 admission.look()
+                if audit is not None:
+                    audit.look()
             raise _Failed(f"the server's process ended; the end of {log}:\n{last_lines(log, since=before)}")
         except Stopped:
             say("stopping")
@@ -74,6 +84,19 @@ def serve(
 
 class _Failed(Exception):
     pass
+
+
+@contextlib.contextmanager
+def _recorded(audit: AuditLog | None, address: Address) -> Iterator[None]:
+    """From when to when the server was there. It ends otherwise than by this where it was killed."""
+    if audit is None:
+        yield
+        return
+    audit.record("server started", user=this_user(), at=str(address))
+    try:
+        yield
+    finally:
+        audit.record("server stopped", at=str(address))
 
 
 def _command(address: Address, folder: KeyFolder | None, data_dir: Path | None, secret: Path) -> list[str]:

@@ -11,6 +11,7 @@ from typing import Any
 from strata.core.errors import BadInput, one_line
 from strata.fleet.environment import be_quiet, require_flower
 from strata.fleet.security.addresses import Address, need_loopback, need_server
+from strata.fleet.security.connection_guard import NOT_BY_ROLE
 from strata.fleet.security.keys import KeyFolder, need_file
 
 
@@ -91,4 +92,8 @@ def connect(access: Access) -> Iterator[Any]:
 def _sentence(error: Any, access: Access) -> str:
     if error.response.status_code == 401:
         return f"the server at {access.address} refused this operator.token: use the one of its own key folder"
+    if error.response.status_code == 403 and NOT_BY_ROLE.format(role="watch") in error.response.text:
+        return (
+            f"the server at {access.address} lets this operator.token watch and nothing else: use one with --role run"
+        )
     return f"the server at {access.address} answered {error.response.status_code}: {one_line(error.response.text, 300)}"

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import datetime
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from strata.fleet.protocol.settings import KEY
+from strata.fleet.protocol.settings import asked_of
 from strata.fleet.server.control import Access, connect
 
 PATIENCE = 2  # heartbeats that may be missed before Flower takes a device for offline
@@ -97,7 +97,7 @@ def _device(node: Any) -> DeviceStatus:
 
 
 def _run(run: Any, now: datetime.datetime) -> RunState:
-    request, out = _asked(run.override_config)
+    request, out = asked_of(run.override_config)
     began = datetime.datetime.fromisoformat(run.running_at) if run.running_at else None
     ended = datetime.datetime.fromisoformat(run.finished_at) if run.finished_at else now
     return RunState(
@@ -112,15 +112,6 @@ def _run(run: Any, now: datetime.datetime) -> RunState:
         sent_bytes=run.bytes_sent,
         details=run.status.details,
     )
-
-
-def _asked(config: Any) -> tuple[Mapping[str, Any], str | None]:
-    """The run's request and folder; nothing for a run that `strata fleet` did not start."""
-    try:
-        values = json.loads(config[KEY].string) if KEY in config else {}
-        return values.get("request", {}), values.get("out")
-    except (ValueError, AttributeError):
-        return {}, None
 
 
 def _seconds(time: str) -> str:

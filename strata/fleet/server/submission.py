@@ -100,6 +100,21 @@ def submit(settings: RunSettings, access: Access, *, show: Callable[[str], None]
             return _stop(access, run_id)
 
 
+def watch(run: str, access: Access, *, show: Callable[[str], None], say: Callable[[str], None]) -> Ending:
+    """The output of a run that somebody has started, until it ends. Ctrl-C ends the watching."""
+    unknown = f"the server at {access.address} knows no run {run}: `strata fleet status` lists them"
+    if not run.isascii() or not run.isdigit() or int(run) >= 1 << 64:
+        raise BadInput(unknown)
+    try:
+        with connect(access) as client:
+            outcome(client, int(run))
+    except KeyError:
+        raise BadInput(unknown) from None
+    except Refused as error:
+        raise BadInput(unknown if error.status == 404 else str(error)) from None
+    return _follow(access, int(run), show, say)
+
+
 def _start(client: Any, settings: RunSettings) -> int:
     from flwr.common.config import parse_config_args
     from flwr.common.serde import fab_to_proto, user_config_to_proto

@@ -3,14 +3,15 @@
 It starts Strata's own app and no other: the operator's token is no right to send code here. It is a right to name code:
 a run's `--model package.module:callable` is imported and called, so what is importable here can be run by who has it.
 
-Where the operator's token is comes by the environment variable STRATA_OPERATOR_TOKEN_FILE. The token itself does not:
-/proc shows a process's environment as it was at its start.
+Where the keys are comes by the environment variable STRATA_KEYS, and the hash of the launcher's own token by
+STRATA_SERVER_TOKEN_SHA256. No token does: /proc shows a process's environment as it was at its start.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+from functools import partial
 from pathlib import Path
 
 from strata.core.processes import end_with_launcher
@@ -18,16 +19,19 @@ from strata.fleet.app_processes import AppStarter, StartedApps
 from strata.fleet.environment import be_quiet
 from strata.fleet.flower_patches import patch_server
 from strata.fleet.security.addresses import Address
-from strata.fleet.security.connection_guard import TokenFile
+from strata.fleet.security.audit import AuditLog, audit_folder
+from strata.fleet.security.keys import KeyFolder
+from strata.fleet.security.tokens import Tokens
+from strata.fleet.server.run_endings import RunEndings
 
-TOKEN = "STRATA_OPERATOR_TOKEN_FILE"
+KEYS, OWN_TOKEN = "STRATA_KEYS", "STRATA_SERVER_TOKEN_SHA256"
 
 
 def main() -> None:
     umask = os.umask(0o077)  # the database has tokens in it
     end_with_launcher()
     be_quiet()
-    token_file = os.environ.pop(TOKEN, None)
+    keys, own = os.environ.pop(KEYS, None), os.environ.pop(OWN_TOKEN, "")
     from flwr.superlink.cli.flower_superlink import flower_superlink
 
     parser = argparse.ArgumentParser()
@@ -40,7 +44,9 @@ def main() -> None:
     # run folders are as the user wants them, hence the umask
     starter = AppStarter(str(address), secret, authority, StartedApps("flwr-serverapp", secret.parent, umask))
     starter.start()
-    patch_server(None if token_file is None else TokenFile(Path(token_file)).text, starter.told)
+    audit = None if keys is None else AuditLog(audit_folder(Path(keys)), partial(print, flush=True))
+    known = None if keys is None else Tokens(KeyFolder(Path(keys)), own).of
+    patch_server(known, starter.told, audit, RunEndings(audit).began)
     flower_superlink()
 
 
