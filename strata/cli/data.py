@@ -8,7 +8,9 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from strata.core.flags import add_flags, given
 from strata.core.paths import expanded
+from strata.runs.config import RunConfig
 
 if TYPE_CHECKING:
     from strata.data.download import Progress
@@ -58,14 +60,20 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     show.add_argument("--devices", type=int, default=100, metavar="N", help="number of devices (default 100)")
     show.add_argument("--seed", type=int, default=0, metavar="N", help="seed of the partition (default 0)")
     show.add_argument("--picture", metavar="FILE", help="also draw it (png, pdf, svg)")
+    add_flags(show, RunConfig, only=_reading())
     show.add_argument("--json", action="store_true", default=argparse.SUPPRESS, help=_JSON)
     show.set_defaults(func=show_data)
 
 
-def _place(given: str | None) -> Path:
+def _reading() -> list[str]:
+    """Keys of the settings that say how text and tables are read."""
+    return [key for key, one in RunConfig.described().items() if one.part == "reading"]
+
+
+def _place(folder: str | None) -> Path:
     from strata.data import default_root
 
-    return expanded(given) if given else default_root()
+    return expanded(folder) if folder else default_root()
 
 
 def list_data(args: argparse.Namespace) -> None:
@@ -134,29 +142,37 @@ def _bar(file: str) -> Progress:
 
 
 def show_data(args: argparse.Namespace) -> None:
-    from strata.data import holdings, load, parse_partition, picture, table
-    from strata.data.samples import class_labels
+    import numpy as np
 
-    data = load(args.data, args.dir)
+    from strata.data import Reading, holdings, load, parse_partition, picture, table
+
+    data = load(args.data, args.dir, Reading(**given(args, RunConfig, only=_reading())))
     partition = parse_partition(args.partition, data, args.devices, args.seed, args.sizes)
-    class_labels(data.train, "a table of who holds which classes")
-    counts = holdings(partition, data.train.targets, data.classes, limit=_SHOWN)
+    targets, names = data.train.targets, data.class_names
+    has_classes = targets.dim() == 1 and not targets.is_floating_point()
+    if has_classes:
+        counts = holdings(partition, targets, data.classes, limit=_SHOWN)
+    else:
+        counts = holdings(partition, np.zeros(len(targets), dtype=np.int64), 1, limit=_SHOWN)
+        names = ("of any kind",)
     title = f"{args.data}, {args.partition}, {args.devices} devices, seed {args.seed}"
     if args.picture:
-        picture(counts, args.picture, title, data.class_names)
+        picture(counts, args.picture, title, names)
     held = (counts > 0).sum(axis=1)
     samples = counts.sum(axis=1)
     if args.json:
         summary = {"data": args.data, "partition": args.partition, "devices": len(partition), "seed": args.seed,
-                   "classes_per_device": round(float(held.mean()), 3), "counts": counts.tolist()}  # fmt: skip
+                   "classes_per_device": round(float(held.mean()), 3) if has_classes else None,
+                   "counts": counts.tolist()}  # fmt: skip
         print(json.dumps(summary))
         return
     print(title)
-    print(table(counts, data.class_names))
+    print(table(counts, names))
     if len(counts) < len(partition):
         print(f"... and {len(partition) - len(counts)} more devices")
+    kinds = f"{held.mean():.1f} classes and " if has_classes else ""
     print(
-        f"\n{held.mean():.1f} classes and {samples.mean():.1f} samples per device on average "
+        f"\n{kinds}{samples.mean():.1f} samples per device on average "
         f"(samples: least {samples.min()}, most {samples.max()}); {len(data.train)} training samples in all"
     )
     if args.picture:

@@ -72,6 +72,18 @@ def test_get_then_load(root, tmp_path, capsys, monkeypatch):
     assert code == 0 and [sum(row) for row in json.loads(out)["counts"]] == [10, 10]
 
 
+def test_who_holds_what_of_data_without_classes(tmp_path, capsys):
+    path = tmp_path / "said.jsonl"
+    path.write_text("".join(json.dumps({"text": "abcdef", "who": n % 3}) + "\n" for n in range(20)))
+    asked = ["show", "--data", f"text:{path}", "--objective", "next-token", "--length", "2", "--user-field", "who"]
+    code, out, _ = run(capsys, *asked, "--partition", "user", "--devices", "3", "--json")
+    found = json.loads(out)
+    assert code == 0 and found["classes_per_device"] is None
+    assert sum(map(sum, found["counts"])) == 18 * 3  # a tenth is held out, and each text makes windows of 2, 2 and 1
+    code, out, _ = run(capsys, *asked, "--devices", "2")
+    assert code == 0 and "27.0 samples per device on average" in out and "classes and" not in out
+
+
 def test_get_of_single_files(root, tmp_path, capsys, monkeypatch):
     published.mnist(tmp_path / "made", ".gz")
     files = {path.name: path.read_bytes() for path in (tmp_path / "made").iterdir()}

@@ -11,6 +11,8 @@ import torch
 
 from strata.core.errors import BadInput
 from strata.data import IGNORED, FederatedData, MultiLabel, NextToken, PerPosition, Reading, Regression, load
+from strata.runs.config import RunConfig
+from strata.runs.launch import reading_of
 from tests.data.real import SHARED
 
 I = IGNORED  # noqa: E741
@@ -155,6 +157,16 @@ def test_a_hugging_face_tokenizer(tmp_path: Path) -> None:
     data = loaded(written(tmp_path, *rows), tokenizer=str(folder))
     assert data.train.inputs["input_ids"].tolist() == [own(text)["input_ids"]] and data.vocabulary == len(own) == 512
     assert data.test.inputs["attention_mask"].sum().item() == len(own("Once")["input_ids"])
+
+
+def test_a_hugging_face_model_brings_its_tokenizer(tmp_path: Path) -> None:
+    model = f"hf:{tmp_path}"
+    assert reading_of(RunConfig.of(model=model, data="text:a.jsonl")).tokenizer is None  # there is none
+    (tmp_path / "tokenizer.json").write_text("{}")
+    for data in ("text:a.jsonl", "trec"):
+        assert reading_of(RunConfig.of(model=model, data=data)).tokenizer == str(tmp_path)
+        assert reading_of(RunConfig.of(model=model, data=data, tokenizer="bytes")).tokenizer == "bytes"
+    assert reading_of(RunConfig.of(model=model, data="digits")).tokenizer is None
 
 
 # --- tables ------------------------------------------------------------------------------------------------------
