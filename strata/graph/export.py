@@ -79,6 +79,7 @@ def export_model(model: nn.Module, inputs: InputSpec, training: bool) -> Exporte
         except Exception as error:
             raise BadInput(_explain(model, error)) from error
     graph = module.graph
+    _inline_regions(module)
     _drop_assertions(graph)
     placeholders = [node for node in graph.nodes if node.op == "placeholder"]
     if len(placeholders) != len(arguments.order):
@@ -88,6 +89,45 @@ def export_model(model: nn.Module, inputs: InputSpec, training: bool) -> Exporte
     if not outputs:
         raise BadInput(f"{_name(model)} returns no tensor of scores with a row for each sample.")
     return Exported(graph, {name: of_input[name] for name in inputs.names}, outputs)
+
+
+def _inline_regions(module: fx.GraphModule) -> None:
+    """A region without gradients or automatic casting (rotary positions are computed in one) is a graph of its own: its
+    operations come into the model's, where that makes no difference."""
+    graph = module.graph
+    parameters = {name for name, _ in module.named_parameters(remove_duplicate=False)}
+    for node in list(graph.nodes):
+        kind = getattr(node.target, "__name__", "")
+        if node.op != "call_function" or kind not in ("wrap_with_set_grad_enabled", "wrap_with_autocast"):
+            continue
+        body, *given = node.args[1:] if kind == "wrap_with_set_grad_enabled" else node.args[4:]
+        if kind == "wrap_with_autocast" and node.args[2]:
+            raise BadInput("the model casts by itself (torch.autocast), and runs train in float32: leave that out.")
+        if kind == "wrap_with_set_grad_enabled" and not node.args[0] and _depends(given, parameters):
+            raise BadInput("the model computes with its weights under torch.no_grad: freeze them instead.")
+        inner = getattr(module, str(body.target)).graph
+        taken = [one for one in inner.nodes if one.op == "placeholder"]
+        with graph.inserting_before(node):
+            returned: Any = graph.graph_copy(inner, dict(zip(taken, given, strict=True)))
+        for user in list(node.users):  # each takes one of what the region returns
+            user.replace_all_uses_with(returned[user.args[1]])
+            graph.erase_node(user)
+        graph.erase_node(node)
+        if not body.users:
+            graph.erase_node(body)
+
+
+def _depends(values: Iterable[fx.Node], parameters: set[str]) -> bool:
+    """Whether a parameter goes into one of these values."""
+    waiting, seen = list(values), set()
+    while waiting:
+        one = waiting.pop()
+        if one.op == "get_attr" and str(one.target) in parameters:
+            return True
+        if one not in seen:
+            seen.add(one)
+            waiting += one.all_input_nodes
+    return False
 
 
 def _constants(exported: Iterable[Exported], state: set[str]) -> dict[str, Tensor]:

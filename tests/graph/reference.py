@@ -75,6 +75,7 @@ def assert_equals_zeroed(
     cut: Cut,
     scores: Callable[[Any], Tensor] = lambda returned: returned,
     output: str | None = None,
+    close: float = 1e-9,
 ) -> None:
     """Outputs in both modes, and all gradients, of the submodel and of the zeroed full model agree (float64).
 
@@ -90,7 +91,7 @@ def assert_equals_zeroed(
         with norms_over_kept(full, cut):
             wanted = scores(full(*args, **kwargs))
         got = sub(*x)
-        torch.testing.assert_close(got, wanted, rtol=1e-9, atol=1e-9)
+        torch.testing.assert_close(got, wanted, rtol=close, atol=close)
         if training:
             functional.cross_entropy(wanted, y).backward()
             functional.cross_entropy(got, y).backward()
@@ -106,7 +107,7 @@ def assert_equals_zeroed(
         torch.testing.assert_close(
             parameter.grad,
             cut.extract_one(name, reference),
-            rtol=1e-7,
-            atol=1e-9,
+            rtol=100 * close,
+            atol=close,
             msg=lambda text, name=name: f"{name}: {text}",
         )
