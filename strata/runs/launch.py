@@ -217,7 +217,7 @@ def make_model(config: RunConfig, data: FederatedData, with_weights: bool = True
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(derive(config.course.seed, "init"))
         shape = data.inputs.inputs[0].shape
-        model = load_model(config.problem.model, data.classes, shape, data.vocabulary)
+        model = load_model(config.problem.model, data.classes, shape, vocabulary=data.vocabulary)
     if config.problem.init is not None and with_weights:
         load_weights(model, Path(config.problem.init))
     return model
