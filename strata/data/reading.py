@@ -5,9 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 
 from strata.core.errors import BadInput
+from strata.core.paths import expanded
 from strata.core.settings import check, setting, settings_of
 
 TEXT, TABLE, PICTURES = "text", "a table", "your own pictures"
+
+
+def _tokenizer(text: str) -> str:
+    """A folder is found again where the run is resumed, wherever that is."""
+    return text if text in ("bytes", "chars") else str(expanded(text).absolute())
 
 
 @dataclass(frozen=True)
@@ -26,6 +32,7 @@ class Reading:
         "of text: bytes, chars, or the folder of a Hugging Face tokenizer (default: that of --model hf:FOLDER, else "
         "bytes; of shakespeare chars)",
         metavar="KIND",
+        parse=_tokenizer,
         since=2,
     )
     length: int | None = setting(

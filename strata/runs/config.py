@@ -38,6 +38,12 @@ def _path(text: str) -> str:
     return str(expanded(text).absolute())
 
 
+def _found_again(text: str, kinds: Sequence[str]) -> str:
+    """KIND:FILE of these kinds with the whole path: a run may be resumed from another folder."""
+    kind, _, file = text.partition(":")
+    return f"{kind}:{_path(file)}" if kind in kinds and file else text
+
+
 class Component:
     """Values are checked where it is made."""
 
@@ -72,6 +78,7 @@ class Problem(Component):
         "iid",
         "iid[:N], dirichlet:0.1[:N], shards:2, user, lazy[:N], or file:PATH.json, a list of sample indices per device",
         metavar="P",
+        parse=lambda text: _found_again(text, ("file",)),
         simulated="each device has its own data (`strata fleet device --data`)",
     )
     sizes: str | None = setting(
@@ -81,6 +88,11 @@ class Problem(Component):
         since=2,
         simulated="each device has its own data (`strata fleet device --data`)",
     )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.data_dir is None:  # else it is relative to that
+            object.__setattr__(self, "data", _found_again(self.data, ("text", "table")))
 
 
 @dataclass(frozen=True)

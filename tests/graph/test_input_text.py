@@ -16,6 +16,7 @@ from strata.core.sizes import parse_input
 from strata.graph import ChannelGraph
 from strata.graph.inputs import InputSpec, taken_by
 from strata.planning import Plan
+from strata.runs.config import RunConfig
 
 TEXT = "input_ids:int64:6,attention_mask:bool:6"
 
@@ -78,14 +79,17 @@ def test_a_mask_is_for_models_that_take_one() -> None:
     assert ChannelGraph(Ids(), InputSpec.of("input_ids:int64:6")).classes == 3
 
 
-def test_the_command_line_learns_text(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_line_learns_text(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
     rows = [
         {"text": "good" if number % 2 else "awful!!", "label": number % 2, "who": number % 4} for number in range(40)
     ]
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     asked = [
         "--data",
-        f"text:{tmp_path}/rows.jsonl",
+        "text:rows.jsonl",
         "--model",
         f"{__name__}:Masked",
         "--method",
@@ -99,12 +103,15 @@ def test_the_command_line_learns_text(tmp_path: Path, capsys: pytest.CaptureFixt
     assert "rows.jsonl: 20 of 40 texts are longer than 4 tokens and are cut there (--length)" in said
     summary = json.loads((out / "summary.json").read_text())
     assert summary["accuracy"] == 1 and summary["metrics"]["f1"] == 1
+    monkeypatch.chdir("/")
     assert main(["run", "--resume", str(out)]) == 0
     assert "finished: nothing to do" in capsys.readouterr().err
+    assert RunConfig.of_folder(out, {}).data == f"text:{tmp_path}/rows.jsonl"
+    monkeypatch.chdir(tmp_path)
     for wrong, sentence in [
         (["--input", "input_ids:int64:9"], "--input is 9 and rows.jsonl has input_ids 7, attention_mask 7"),
         (["--objective", "regression", "--target", "text"], "regression needs a number"),
-        (["--tokenizer", "words"], "there is no folder words"),
+        (["--tokenizer", "words"], "words with a tokenizer: give bytes, chars"),
         (["--sizes", "lognormal:1"], "sizes are for the partitions iid"),
     ]:
         assert main(["run", *asked, *wrong, "--out", str(tmp_path / "other")]) == 2

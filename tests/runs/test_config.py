@@ -86,6 +86,7 @@ def test_a_flag_that_cannot_be_read_is_one_sentence(arguments: list[str], says: 
 # --- there and back ------------------------------------------------------------------------------------------------
 
 TEXTS = {
+    "tokenizer": "/a/folder",
     "data_dir": "/data/sets",
     "partition": "dirichlet:0.1",
     "stragglers": "0.2:3",
