@@ -117,6 +117,26 @@ def test_what_is_missing_stays_missing_when_the_log_goes_on(folder: Path) -> Non
         verify(folder)
 
 
+@pytest.mark.parametrize("lost", [["head"], ["head", "audit.jsonl"]])
+def test_without_head_the_log_goes_on_and_says_so(folder: Path, lost: list[str]) -> None:
+    kept = {path.name: path.read_bytes() for path in filled(folder) if path.name not in lost}
+    for name in lost:
+        (folder / name).unlink()
+    lines = len(facts(folder))
+    AuditLog(folder, Said()).record("looked", token="next")
+    assert [line["what"] for line in facts(folder)[lines:]] == ["head was missing", "looked"]
+    assert verify(folder).line == lines + 2
+    assert all((folder / name).read_bytes().startswith(content) for name, content in kept.items())
+
+
+def test_no_file_is_written_over(folder: Path) -> None:
+    filled(folder, lines=2, largest=audit.LARGEST)
+    (folder / "audit-000000000002.jsonl").write_text("older")
+    AuditLog(folder, Said(), largest=1).record("looked")
+    assert (folder / "audit-000000000002.jsonl").read_text() == "older"
+    assert len((folder / "audit-000000000002-again.jsonl").read_text().splitlines()) == 2
+
+
 def test_older_files_may_be_kept_elsewhere(folder: Path) -> None:
     filled(folder)[0].unlink()
     with pytest.raises(Wrong, match="is line 3 of the log, not 1"):
@@ -249,6 +269,10 @@ def known(shown: str) -> Operator | None:
 
 
 def call(guard: ConnectionGuard, path: str, app: Any = None, token: str | None = None) -> None:
+    asyncio.run(calling(guard, path, app, token))
+
+
+async def calling(guard: ConnectionGuard, path: str, app: Any = None, token: str | None = None) -> None:
     async def receive() -> Any:
         return {"type": "http.request", "body": b"", "more_body": False}
 
@@ -257,7 +281,7 @@ def call(guard: ConnectionGuard, path: str, app: Any = None, token: str | None =
 
     headers = [] if token is None else [(b"authorization", f"Bearer {token}".encode())]
     scope = {"type": "http", "path": path, "client": ("10.0.0.9", 5), "headers": headers, "app": app}
-    asyncio.run(guard(scope, receive, send))
+    await guard(scope, receive, send)
 
 
 def answering(status: int) -> Any:
@@ -309,6 +333,32 @@ def test_which_device_comes_is_written_down(folder: Path, tmp_path: Path) -> Non
     assert came == {"what": "device connected", **device} and left == {"what": "device left", **device}
     assert refused == {"what": "device refused", "key": fingerprint(key), "from": "10.0.0.9"}
     assert unsigned["why"] == "not signed by a registered device"
+
+
+def test_a_disk_that_hangs_keeps_no_device_waiting(folder: Path) -> None:
+    hangs, works = threading.Event(), threading.Event()
+
+    class Hanging(AuditLog):
+        def record(self, what: str, **facts: Any) -> None:
+            hangs.set()
+            assert works.wait(60)
+            super().record(what, **facts)
+
+    guard = ConnectionGuard(answering(200), known, lambda scope: b"key", Hanging(folder, Said()))
+
+    async def play() -> None:
+        refused = [asyncio.create_task(calling(guard, f"/{number}")) for number in range(50)]
+        assert await asyncio.to_thread(hangs.wait, 60)
+        assert guard.record._repeated is not None
+        guard.record._repeated.until = 0.0  # time to write what was counted
+        await calling(guard, "/v1/fleet/pull-messages", Links(b"key"))
+        assert not any(task.done() for task in refused)
+        works.set()
+        await asyncio.gather(*refused)
+
+    asyncio.run(play())
+    lines = facts(folder)
+    assert [line["what"] for line in lines] == ["refused"] * len(lines) and verify(folder).line > audit.MOST
 
 
 def test_a_run_is_named_by_what_began_and_stopped_it() -> None:

@@ -38,6 +38,7 @@ LOCK_SECONDS = 5.0  # for another process to write its line
 NOTHING = "0" * 64  # in place of a hash, before the first line
 MENDED = "log mended"  # the line before is unfinished: its writer was killed, or the power failed
 AGAIN = "log works again"
+HEAD_LOST = "head was missing"  # lines may be missing before this one
 CURRENT, HEAD = "audit.jsonl", "head"
 
 Say = Callable[[str], None]
@@ -154,7 +155,7 @@ class AuditLog:
         current = self._open_current()
         try:
             if os.fstat(current).st_size >= self.largest:
-                os.rename(self.folder / CURRENT, self.folder / f"audit-{end.line:012d}.jsonl")
+                os.rename(self.folder / CURRENT, _free(self.folder / f"audit-{end.line:012d}.jsonl"))
                 os.close(current)
                 current = self._open_current()
             self._write(head, current, end, facts)
@@ -164,21 +165,32 @@ class AuditLog:
     def _end(self, head: int) -> End:
         """Of the log as it is: what `head` says, unless its writer was killed before he could write that. A line that
         was removed or changed stays so to be seen."""
-        said = End.of(os.pread(head, 128, 0)) or End(0, NOTHING)
+        said = End.of(os.pread(head, 128, 0))
         current = self._open_current()
         try:
             size = os.fstat(current).st_size
             tail = os.pread(current, LONGEST_LINE, max(0, size - LONGEST_LINE))
             *_, last, rest = [b"", *tail.split(b"\n")]
+            known = self._found(last) if said is None else said
             if rest:  # unfinished: it becomes a line, and the next says that it is none
                 _write_all(current, b"\n")
-                torn = End(said.line + 1, digest_of(rest))
+                torn = End(known.line + 1, digest_of(rest))
                 return self._write(head, current, torn, {"time": _now(), "what": MENDED})
+            if said is None and known.line:
+                return self._write(head, current, known, {"time": _now(), "what": HEAD_LOST})
         finally:
             os.close(current)
         facts = _read(last) or {}
-        whole = facts.get("line") == said.line + 1 and facts.get("before") == said.digest
-        return End(said.line + 1, digest_of(last)) if whole else said
+        whole = facts.get("line") == known.line + 1 and facts.get("before") == known.digest
+        return End(known.line + 1, digest_of(last)) if whole else known
+
+    def _found(self, last: bytes) -> End:
+        """Where `head` is gone: by the last line that there is."""
+        older = sorted(self.folder.glob("audit-*.jsonl"))
+        if not last and older:
+            last = older[-1].read_bytes().removesuffix(b"\n").rpartition(b"\n")[2]
+        number = (_read(last) or {}).get("line")
+        return End(number, digest_of(last)) if isinstance(number, int) else End(0, NOTHING)
 
     def _write(self, head: int, current: int, end: End, facts: dict[str, Any]) -> End:
         line = json.dumps({"line": end.line + 1, **facts, "before": end.digest}).encode()
@@ -187,6 +199,11 @@ class AuditLog:
         new = End(end.line + 1, digest_of(line))
         os.pwrite(head, new.to_bytes(), 0)
         return new
+
+
+def _free(path: Path) -> Path:
+    """Nothing is written over, whatever somebody has done to the numbers."""
+    return path if not path.exists() else _free(path.with_name(f"{path.stem}-again.jsonl"))
 
 
 def _write_all(descriptor: int, data: bytes) -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextvars import ContextVar
+from functools import partial
 from typing import Any
 
 from strata.fleet.security.audit import AuditLog, Repeated
@@ -32,22 +34,33 @@ class DoorRecord:
     def __init__(self, log: AuditLog | None) -> None:
         self._log = log
         self._repeated = None if log is None else Repeated(log)
+        # One of its own: a disk that hangs must not take the threads that check signatures.
+        self._thread = ThreadPoolExecutor(1, "strata-audit")
+        self._tidying: Future[None] = Future()
+        self._tidying.set_result(None)
+
+    async def _apart(self, write: Callable[..., None], *arguments: Any, **facts: Any) -> None:
+        await asyncio.get_running_loop().run_in_executor(self._thread, partial(write, *arguments, **facts))
 
     async def tidy(self, now: bool = False) -> None:
-        """Writes what was counted for a while; `now`: the server ends."""
-        if self._repeated is not None and (now or self._repeated.due):
-            await asyncio.to_thread(self._repeated.flush, now)
+        """Writes what was counted for a while, which nobody waits for; `now`: the server ends."""
+        if self._repeated is None:
+            return
+        if now:
+            await self._apart(self._repeated.flush, now)
+        elif self._repeated.due and self._tidying.done():
+            self._tidying = self._thread.submit(self._repeated.flush)
 
     async def refused(self, scope: Mapping[str, Any], why: str, token: str | None = None) -> None:
         if self._repeated is not None:
             facts = {"token": token, "from": _address(scope), "path": str(scope["path"]), "why": why}
-            await asyncio.to_thread(self._repeated.record, "refused", **facts)
+            await self._apart(self._repeated.record, "refused", **facts)
 
     async def looked(self, scope: Mapping[str, Any], token: str | None) -> None:
         """Whoever may see the fleet's devices, runs and logs did so."""
         if self._repeated is not None:
             facts = {"token": token, "from": _address(scope)}
-            await asyncio.to_thread(self._repeated.record, "looked", **facts)
+            await self._apart(self._repeated.record, "looked", **facts)
 
     async def answered(
         self, scope: Mapping[str, Any], status: int, *, token: str | None, key: bytes | None, notes: Mapping[str, Any]
@@ -59,9 +72,9 @@ class DoorRecord:
             facts = {"token": token, "from": _address(scope), **notes}
             if status >= 400:
                 facts["failed"] = status
-            await asyncio.to_thread(self._log.record, CHANGES[path], **facts)
+            await self._apart(self._log.record, CHANGES[path], **facts)
         elif key is not None and (path in GREETINGS or path == LEAVE):
-            await asyncio.to_thread(self._device, scope, path, status, key)
+            await self._apart(self._device, scope, path, status, key)
 
     def _device(self, scope: Mapping[str, Any], path: str, status: int, key: bytes) -> None:
         assert self._repeated is not None
