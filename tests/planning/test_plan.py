@@ -260,7 +260,7 @@ def test_true_peak_says_there_is_no_plan_at_an_eighth() -> None:
         ({"constraint": 0.5, "batch_size": 0}, "the batch size must be"),
         ({"constraint": 0.5, "micro_batch": 33}, "the micro-batch must be within 1 and the batch size of 32, not 33"),
         ({"constraint": 0.5, "micro_batch": 2.5}, "the micro-batch must be a whole number of at least 1, not 2.5"),
-        ({"constraint": 0.5, "input_shape": (3, 64, 64)}, r"made for inputs of \(3, 32, 32\), not \(3, 64, 64\)"),
+        ({"constraint": 0.5, "input_shape": (3, 64, 64)}, r"made for inputs of 3x32x32, not 3x64x64"),
         ({"constraint": 0.5, "schedule": "fast"}, "unknown schedule 'fast'"),
         ({"constraint": 0.5, "accounting": "guess"}, "unknown accounting 'guess'"),
         ({"constraint": 0.5, "head_fraction": 0}, "the head fraction must be above 0"),
