@@ -60,14 +60,9 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     show.add_argument("--devices", type=int, default=100, metavar="N", help="number of devices (default 100)")
     show.add_argument("--seed", type=int, default=0, metavar="N", help="seed of the partition (default 0)")
     show.add_argument("--picture", metavar="FILE", help="also draw it (png, pdf, svg)")
-    add_flags(show, RunConfig, only=_reading())
+    add_flags(show, RunConfig, only=RunConfig.keys_of("reading"))
     show.add_argument("--json", action="store_true", default=argparse.SUPPRESS, help=_JSON)
     show.set_defaults(func=show_data)
-
-
-def _reading() -> list[str]:
-    """Keys of the settings that say how text and tables are read."""
-    return [key for key, one in RunConfig.described().items() if one.part == "reading"]
 
 
 def _place(folder: str | None) -> Path:
@@ -146,7 +141,7 @@ def show_data(args: argparse.Namespace) -> None:
 
     from strata.data import Reading, holdings, load, parse_partition, picture, table
 
-    data = load(args.data, args.dir, Reading(**given(args, RunConfig, only=_reading())))
+    data = load(args.data, args.dir, Reading(**given(args, RunConfig, only=RunConfig.keys_of("reading"))))
     partition = parse_partition(args.partition, data, args.devices, args.seed, args.sizes)
     targets, names = data.train.targets, data.class_names
     has_classes = targets.dim() == 1 and not targets.is_floating_point()

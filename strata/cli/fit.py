@@ -33,7 +33,7 @@ EXAMPLES = """examples:
 LOOKED_AT = (
     "model", "init", "data", "data_dir", "partition", "sizes", "budgets", "max_flops", "max_upload", "norm_samples",
     "rounds", "devices", "per_round", "epochs", "seed",
-    *(key for key, one in RunConfig.described().items() if one.part in ("execution", "reading")),
+    *RunConfig.keys_of("execution", "reading"),
 )  # fmt: skip
 
 

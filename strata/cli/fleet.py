@@ -66,13 +66,18 @@ def _add_keys(commands: Subparsers) -> None:
     parser.set_defaults(func=keys)
 
 
+def _add_key_folder(parser: argparse.ArgumentParser) -> None:
+    """For commands that are given where the server's keys are."""
+    parser.add_argument("--keys", metavar="DIR", type=Path, required=True, help="the key folder, on the server")
+
+
 def _add_revoke(commands: Subparsers) -> None:
     parser = _sub(
         commands, "revoke", "shut a device's key out, for good",
         "  strata fleet revoke pi-3 --keys keys",
     )  # fmt: skip
     parser.add_argument("name", metavar="NAME", help="of the device")
-    parser.add_argument("--keys", metavar="DIR", type=Path, required=True, help="the key folder, on the server")
+    _add_key_folder(parser)
     parser.set_defaults(func=revoke)
 
 
@@ -84,7 +89,7 @@ def _add_rotate(commands: Subparsers) -> None:
     )  # fmt: skip
     parser.add_argument("what", choices=("token", "ca", "device"), help="what is replaced")
     parser.add_argument("name", nargs="?", metavar="NAME", help="of the device")
-    parser.add_argument("--keys", metavar="DIR", type=Path, required=True, help="the key folder, on the server")
+    _add_key_folder(parser)
     parser.set_defaults(func=rotate)
 
 
@@ -98,7 +103,7 @@ def _add_token(commands: Subparsers) -> None:
     parser.add_argument("--role", choices=("run", "watch"), help="run: start, stop and watch runs; watch: only watch")
     parser.add_argument("--revoke", action="store_true", help="refuse NAME's token from now on")
     parser.add_argument("--list", action="store_true", help="who has one")
-    parser.add_argument("--keys", metavar="DIR", type=Path, required=True, help="the key folder, on the server")
+    _add_key_folder(parser)
     parser.add_argument("--json", action="store_true", help="with --list: as JSON on stdout")
     parser.set_defaults(func=token)
 
@@ -108,7 +113,7 @@ def _add_audit(commands: Subparsers) -> None:
         commands, "audit", "show the server's audit log, or check that it is whole",
         "  strata fleet audit --keys keys\n  strata fleet audit --keys keys --verify",
     )  # fmt: skip
-    parser.add_argument("--keys", metavar="DIR", type=Path, required=True, help="the key folder, on the server")
+    _add_key_folder(parser)
     parser.add_argument("--verify", action="store_true", help="check every line by the hash in the one after it")
     parser.add_argument("--first", type=int, metavar="N", help="with --verify: older lines than N were moved elsewhere")
     parser.add_argument("--holds", metavar="HASH", help="with --verify: a hash that an earlier --verify showed")

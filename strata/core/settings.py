@@ -187,8 +187,12 @@ class Tree:
     @classmethod
     def kept(cls) -> frozenset[str]:
         """The keys of all that makes a run what it is."""
-        names = {one.name for one in fields(cls) if one.metadata[KEPT]}  # type: ignore[arg-type]
-        return frozenset(key for key, one in cls.described().items() if one.part in names)
+        return frozenset(cls.keys_of(*(one.name for one in fields(cls) if one.metadata[KEPT])))  # type: ignore[arg-type]
+
+    @classmethod
+    def keys_of(cls, *parts: str) -> list[str]:
+        """The keys of these components' settings, in their order."""
+        return [key for key, one in cls.described().items() if one.part in parts]
 
     @classmethod
     def of(cls, **values: Any) -> Self:

@@ -290,3 +290,21 @@ class Levels(Method):
     def prefixes(self) -> dict[float, Cut]:
         """The prefix cut of each level, smallest level first."""
         return {scale: self.graph.prefix(scale) for scale in sorted(set(self.constraints))}
+
+
+class OneCut(Method):
+    """All devices train the same part, `cut`, in all rounds."""
+
+    @property
+    def cut(self) -> Cut:
+        raise NotImplementedError
+
+    def most_bytes(self, count: Callable[[Cut], int]) -> list[int]:
+        return [count(self.cut)]
+
+    @property
+    def period(self) -> int | None:
+        return 1
+
+    def cut_for(self, round: int, device: int) -> Cut:
+        return self.cut

@@ -6,12 +6,11 @@ Ben Zaken et al., "BitFit: Simple Parameter-efficient Fine-tuning for Transforme
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from strata.methods.base import Method
+from strata.methods.base import OneCut
 from strata.methods.card import Card
 
 if TYPE_CHECKING:
@@ -19,7 +18,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Bias(Method):
+class Bias(OneCut):
     card = Card(
         "bias",
         label="biases",
@@ -39,13 +38,3 @@ class Bias(Method):
     def cut(self) -> Cut:
         shapes = self.graph.state_shapes  # of one dim: biases, and the scales and shifts of norms
         return self.graph.only(name for name in self.graph.parameter_names if len(shapes[name]) == 1)
-
-    def most_bytes(self, count: Callable[[Cut], int]) -> list[int]:
-        return [count(self.cut)]
-
-    @property
-    def period(self) -> int | None:
-        return 1
-
-    def cut_for(self, round: int, device: int) -> Cut:
-        return self.cut

@@ -7,7 +7,7 @@ after the first time nothing else is sent. model.safetensors has them merged int
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from strata.core.errors import BadInput
 from strata.core.settings import Setting
-from strata.methods.base import Method
+from strata.methods.base import OneCut
 from strata.methods.card import Card
 from strata.methods.heads import called
 
@@ -79,7 +79,7 @@ def adapted(model: nn.Module, inputs: InputSpec, rank: int = RANK, targets: str 
 
 
 @dataclass(frozen=True)
-class Lora(Method):
+class Lora(OneCut):
     card = Card(
         "lora",
         label="LoRA",
@@ -108,16 +108,6 @@ class Lora(Method):
     @cached_property
     def cut(self) -> Cut:
         return self.graph.only(name for name in self.graph.parameter_names if name.startswith("adapters."))
-
-    def most_bytes(self, count: Callable[[Cut], int]) -> list[int]:
-        return [count(self.cut)]
-
-    @property
-    def period(self) -> int | None:
-        return 1
-
-    def cut_for(self, round: int, device: int) -> Cut:
-        return self.cut
 
 
 def _called_parts(model: nn.Module, inputs: InputSpec) -> list[str]:

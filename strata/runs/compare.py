@@ -92,7 +92,7 @@ def _check_folder(out: Path, config: RunConfig, configs: Mapping[Path, RunConfig
         if (folder / "config.json").exists():
             card = method_class(one.approach.method).card
             looked_at = [key for key in of_some_methods() if key in card.options]
-            taken = [key for key, known in RunConfig.described().items() if known.part == "execution"]
+            taken = RunConfig.keys_of("execution")
             RunConfig.of_folder(folder, {key: getattr(one, key) for key in ("method", *taken, *looked_at)})
 
 

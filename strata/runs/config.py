@@ -666,7 +666,7 @@ def users_of(key: str) -> list[str]:
 
 def of_some_methods() -> list[str]:
     """The keys of MethodOptions."""
-    return [key for key, one in RunConfig.described().items() if one.part == "method_options"]
+    return RunConfig.keys_of("method_options")
 
 
 def refuse_unused(given: Mapping[str, Any], methods: Sequence[str], budgets_follow: bool = False) -> None:

@@ -82,9 +82,7 @@ class Session:
     account: Account | None = None  # with differential privacy
     saved: int = -1  # the newest checkpoint's round
     pretrained: bool = False  # the model's weights are trained ones
-    to_plain: Callable[[Mapping[str, Tensor]], dict[str, Tensor]] = (
-        dict  # the plain model's state, of the prepared one's
-    )
+    to_plain: Callable[[Mapping[str, Tensor]], dict[str, Tensor]] = dict  # the user's model's state, of the prepared
     objective: Objective = Classification()  # of the data
     allowance: Allowance | None = None  # None: devices may hold whatever the method takes
     warned: bool = False  # that a device took more
