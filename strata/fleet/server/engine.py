@@ -27,6 +27,7 @@ from strata.fleet.server.evaluation import DeviceEvaluation
 from strata.fleet.server.levels import Assignment
 from strata.fleet.server.members import ConnectedDevices, Device, digests
 from strata.fleet.server.messages import Answer, Messenger, plain
+from strata.fleet.server.native_devices import NativeDevices, ProgramSigner, StepPrograms
 from strata.methods.base import Phase
 from strata.training import LocalTraining, Update
 from strata.training.loop import TaskSeeds
@@ -55,6 +56,7 @@ class FlowerEngine:
 
     `needed`: updates, or a round is redone. `moving` False: devices keep their level, also where it was too much.
     `robust`: what devices measure for evaluation is aggregated by medians, as their updates are.
+    `programs`: for devices without torch.
     """
 
     def __init__(
@@ -75,14 +77,16 @@ class FlowerEngine:
         needed: int = 1,
         moving: bool = True,
         robust: bool = False,
+        programs: StepPrograms | None = None,
     ) -> None:
         self.messenger, self.connected, self.names, self._assignment = messenger, connected, list(names), assignment
         self.training = {name: _plain(getattr(training, name)) for name in PLAIN}
-        self.model, self._home, self._deadline, self._wait = model, home, deadline, wait
+        self.model, self._home, self.deadline, self._wait = model, home, deadline, wait
         self._needed, self._moving = needed, moving
         self._gone: dict[str, float] = {}  # since when a device has not been connected
         self.say, self._save, self._is_saved = say, save, False
         self._evaluation = DeviceEvaluation(self, graph, robust, training.objective)
+        self.native = None if programs is None else NativeDevices(self, programs, ProgramSigner.of_environment())
         self._frozen: dict[str, tuple[Any, dict[str, str]]] = {}  # cut -> the state it was taken from, digests
 
     def run(self, jobs: Sequence[Any], state: Mapping[str, Tensor]) -> Iterator[Outcome]:
@@ -108,6 +112,8 @@ class FlowerEngine:
             return
         able = [job.task.device for job in jobs if self._assignment.level(job.task.device) >= 0]
         self.await_devices([self.names[number] for number in able], self._needed)
+        if self.native is not None:
+            self.native.offer_for(jobs)
         asked: dict[str, SentTask] = {}  # by message
         for index, job in enumerate(jobs):
             problem = self._send(asked, SentTask(index, job, self.names[job.task.device], "", self.until()), state)
@@ -124,7 +130,7 @@ class FlowerEngine:
                 gone = id not in self.messenger.open
                 if gone or time.monotonic() >= mine.until:
                     del asked[id]
-                    reason = "disconnected" if gone else f"no answer within {self._deadline:g} s"
+                    reason = "disconnected" if gone else f"no answer within {self.deadline:g} s"
                     yield Outcome(mine.index, None, reason)
             if asked:
                 self.messenger.pause()
@@ -141,10 +147,13 @@ class FlowerEngine:
         if busy is not None:
             return f"still busy with round {busy.round}"
         phase = _only_phase(mine.job)
+        other = self.native.task(device, phase) if self.native is not None and device.native is not None else {}
+        if isinstance(other, str):
+            return other
         frozen = self._digests(task.cut, state)
         held = frozenset() if mine.again else device.holds
         mine.token = secrets.token_hex(16)
-        left = None if self._deadline is None else max(0.001, mine.until - time.monotonic())
+        left = None if self.deadline is None else max(0.001, mine.until - time.monotonic())
         data = codec.encode(
             {
                 "what": "train",
@@ -154,11 +163,12 @@ class FlowerEngine:
                 "device": task.device,
                 "lr": mine.job.lr,
                 "seeds": list(astuple(TaskSeeds.of(mine.job.seed, task))),
-                "training": self._training_of(phase),
+                "training": self.training_of(phase),
                 "cut": task.cut.to_json(),
                 "levels": [cut.to_json() for cut in phase.levels],
                 "frozen": frozen,
                 "deadline": left,
+                **other,
             },
             {name: task.cut.extract_one(name, state[name]) for name in task.cut.shapes if frozen.get(name) not in held},
         )
@@ -168,7 +178,7 @@ class FlowerEngine:
         asked[id] = mine
         return None
 
-    def _training_of(self, phase: Phase) -> dict[str, Any]:
+    def training_of(self, phase: Phase) -> dict[str, Any]:
         """With the phase's own way to take steps, where it has one."""
         own = phase.execution
         return self.training if own is None else self.training | {name: getattr(own, name) for name in EXECUTED}
@@ -218,7 +228,7 @@ class FlowerEngine:
     # --- what training and evaluation share ---------------------------------------------------------------------
 
     def until(self) -> float:
-        return math.inf if self._deadline is None else time.monotonic() + self._deadline
+        return math.inf if self.deadline is None else time.monotonic() + self.deadline
 
     def hear(self) -> Iterator[Answer]:
         """New answers, other than to greetings; keeps in mind what devices say they hold."""
