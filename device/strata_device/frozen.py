@@ -28,11 +28,11 @@ class FrozenLayers:
     def missing(self, program: Program, received: dict[str, Tensor], wanted: Any) -> list[str]:
         """The frozen parameters that neither came nor are here."""
         names = {entry.name for entry in program.frozen}
-        if not isinstance(wanted, dict) or not all(name in names for name in wanted):
-            raise Refused("the server's message speaks of frozen parameters that its program does not freeze")
+        if not isinstance(wanted, dict) or not all(isinstance(digest, str) for digest in wanted.values()):
+            raise Refused("the server's message does not say which frozen parameters there are")
+        if not names <= set(wanted):
+            raise Refused("the server's message does not say which frozen parameters there are")
         absent = [name for name in names if name not in received]
-        if any(name not in wanted for name in absent):
-            raise Refused("the server's message lacks frozen parameters and does not say which they are")
         held = self._by_digest()
         return [name for name in absent if wanted[name] not in held]
 

@@ -13,7 +13,7 @@ from strata_device import library, native
 from strata_device.codec import Packet, Tensor
 from strata_device.data import Facts
 from strata_device.draws import derive, randperm
-from strata_device.errors import CannotRun, Refused
+from strata_device.errors import CannotRun, Refused, one_line
 from strata_device.files import mapped
 from strata_device.frozen import FrozenLayers
 from strata_device.memory import limited
@@ -25,6 +25,11 @@ Made = tuple[dict[str, Any], dict[str, Tensor]]
 CALIBRATION_IMAGES = 512  # as strata/training/statistics.py
 EVALUATED = 256  # samples whose scores are held at a time
 BINS = 256  # as strata/data/objectives.py
+# of a task: what else may be there would change what has to be done, such as masking the update
+KNOWN = frozenset(
+    {"what", "model", "token", "round", "device", "lr", "seeds", "training", "cut", "levels", "frozen", "deadline"}
+    | {"program"}
+)
 MEAN, VARIANCE = "running_mean", "running_var"
 
 
@@ -80,6 +85,9 @@ class Work:
 
     def _train(self, packet: Packet) -> Made:
         meta, facts = packet.meta, self._facts
+        unknown = sorted(set(meta) - KNOWN)
+        if unknown:
+            raise Refused(f"the server's task has {one_line(unknown[0], 60)}, which this device knows nothing of")
         training = _training(meta)
         program = self._named(packet)
         kept = FrozenLayers(self._folder)
@@ -93,6 +101,8 @@ class Work:
         with self._samples("train", 0, facts.train) as samples, limited(self._budget):
             step = self._open(program)
             _put(step, native.TRAINED, program.trained, packet.tensors)
+            if program.buffers:  # of norms whose statistics are fixed in training
+                _put(step, native.BUFFERS, program.buffers, packet.tensors)
             if program.frozen:
                 step.lend(address_of(frozen), len(frozen) // 4)
             loss, peak = step.train(samples, training)
@@ -212,10 +222,8 @@ def _training(meta: dict[str, Any]) -> dict[str, Any]:
     """What the native library takes of the server's settings."""
     said = meta["training"]
     order, augmentation, _, dropout = (int(seed) for seed in meta["seeds"])
-    if said["norm_statistics"] == "fixed" and int(meta["round"]) >= int(said["fixed_after"] or 0):
-        raise Refused("this device trains with each batch's own statistics")
-    if said["norm_statistics"] == "frozen" or said["momentum_dtype"] != "float32":
-        raise Refused("this device trains with each batch's own statistics, and momentum in float32")
+    if said["momentum_dtype"] != "float32":
+        raise Refused("this device keeps momentum in float32")
     mean, std = _normalisation(said)
     return {
         "epochs": int(said["epochs"]),

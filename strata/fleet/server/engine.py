@@ -192,24 +192,24 @@ class FlowerEngine:
         except Exception as error:  # what one device writes costs it its update, never the run
             return Outcome(mine.index, None, plain(f"its answer cannot be read ({error!r})"))
         if next_step == "move down":
-            return replace(outcome, reason=f"{outcome.reason}; {self._move_down(mine)}")
+            return replace(outcome, reason=f"{outcome.reason}; {self.move_down(mine.job)}")
         if next_step == "send all" and not mine.again:
             mine.again = True
             problem = self._send(asked, mine, state)
             return None if problem is None else Outcome(mine.index, None, problem)
         return outcome
 
-    def _move_down(self, mine: SentTask) -> str:
-        """The device could not hold its level; what is said about it."""
+    def move_down(self, job: TrainJob) -> str:
+        """The job's device could not hold its level; what is said about it."""
+        device, name = job.task.device, self.names[job.task.device]
         if not self._moving:
             said = "it keeps its level, and contributes nothing"
         else:
-            device = mine.job.task.device
-            level = self._assignment.move_down(device, mine.job.task.round)
+            level = self._assignment.move_down(device, job.task.round)
             self._save()
             size = f"of {self._assignment.levels[level]} bytes" if level >= 0 else ""
             said = f"moved to the level {size}" if level >= 0 else "there is no smaller level for it"
-        self.say(f"{mine.name} ran out of memory: {said}")
+        self.say(f"{name} ran out of memory: {said}")
         return said
 
     def _digests(self, cut: Cut, state: Mapping[str, Tensor]) -> dict[str, str]:

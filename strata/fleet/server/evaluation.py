@@ -25,6 +25,7 @@ from strata.fleet.pooled_statistics import pooled
 from strata.fleet.protocol import codec
 from strata.fleet.protocol.failures import sentence
 from strata.fleet.server.messages import plain
+from strata.fleet.server.native_devices import Wanted
 from strata.training.evaluation import EvaluatedBatch
 from strata.training.statistics import CALIBRATION_IMAGES, plain_state
 
@@ -145,7 +146,7 @@ class DeviceEvaluation:
         taking_part = [(number, device) for number, device in engine.free_devices() if who(device)]
         native = {device.name: device for _, device in taking_part if device.native is not None}
         if native and engine.native is not None:
-            engine.native.offer((device, cut, engine.training) for device in native.values())
+            engine.native.offer([Wanted(device, cut, engine.training) for device in native.values()])
         for number, device in taking_part:
             other = engine.native.named(device, cut, engine.training) if device.name in native and engine.native else {}
             if isinstance(other, str):

@@ -151,6 +151,7 @@ class ConnectedDevices:
         self.structure: str | None = None  # the model's, once it is known
         self.labels = ""  # digest of the class names, once they are known
         self.kind: DataKind | None = None  # of the data, once it is known; None where the server has data of its own
+        self.runtimes: dict[str, str] = {}  # by name, of all who were ever there: what they train with
         self.allowed: Collection[str] | None = None  # names, once the fleet is fixed
 
     def refresh(self) -> None:
@@ -205,6 +206,7 @@ class ConnectedDevices:
             return
         self._known[device.node] = device.name
         self.devices[device.name] = device
+        self.runtimes[device.name] = device.runtime
         self._say(
             f"{device.name} is here: {device.samples} samples, {device.budget} bytes for training, runtime "
             f"{device.baseline} bytes, {device.runtime}"

@@ -23,22 +23,26 @@ import torch
 
 from strata.core.errors import BadInput, one_line
 from strata.core.files import write_atomic
+from strata.core.settings import settings_of
+from strata.execution.execution import Execution
 from strata.fleet.protocol import codec
 from strata.fleet.protocol.failures import sentence
 from strata.fleet.security.keys import KEY_FOLDER, KeyFolder
-from strata.fleet.server.messages import plain
+from strata.fleet.server.messages import Answer, plain
 
 if TYPE_CHECKING:
+    from torch import nn
+
     from strata.federation.jobs import TrainJob
     from strata.fleet.server.engine import FlowerEngine
     from strata.fleet.server.members import Device
-    from strata.graph import Cut
+    from strata.graph import ChannelGraph, Cut
     from strata.methods.base import Phase
 
 FORMAT = 1  # of the manifest that devices have to know
 CODE, MANIFEST = "step.pte", "manifest.json"
 SIGNED = b"strata program "
-LARGEST_PROGRAM = 1 << 30
+EXECUTED = tuple(settings_of(Execution))
 
 Export = Callable[["Cut", Mapping[str, Any]], tuple[bytes, bytes]]  # a cut, settings of its training -> manifest, code
 
@@ -58,6 +62,21 @@ def objection(device: Device) -> str | None:
             "strata-fl[export] on the server"
         )
     return None
+
+
+def exporter(graph: ChannelGraph, model: nn.Module, name: str) -> Export:
+    """Exports steps of this model. ExecuTorch is loaded with the first."""
+
+    def export(cut: Cut, training: Mapping[str, Any]) -> tuple[bytes, bytes]:
+        from strata.export.step import export_step
+
+        if training["norm_statistics"] == "fixed":
+            raise BadInput("devices without torch take no --norm-statistics fixed, whose statistics change by rounds")
+        execution = Execution(**{key: training[key] for key in EXECUTED})
+        made = export_step(graph, cut, model.state_dict(), execution, {"model": name})
+        return made.manifest_bytes(), made.program
+
+    return export
 
 
 @dataclass(frozen=True)
@@ -81,8 +100,8 @@ class StepPrograms:
 
     def of(self, cut: Cut, training: Mapping[str, Any]) -> StepProgram | str:
         """The program, or why it cannot be made."""
-        # how it is taken is the program's; rates and seeds come with each task
-        key = hashlib.sha256(json.dumps([cut.to_json(), dict(training)], sort_keys=True).encode()).hexdigest()[:32]
+        taken = {name: training[name] for name in EXECUTED}  # what else there is to say comes with each task
+        key = hashlib.sha256(json.dumps([cut.to_json(), taken], sort_keys=True).encode()).hexdigest()[:32]
         if key not in self.made:
             self.made[key] = self._kept(key) or self._exported(key, cut, training)
         return self.made[key]
@@ -132,6 +151,16 @@ class ProgramSigner:
         }
 
 
+@dataclass(frozen=True)
+class Wanted:
+    """A device that is to have the program of a step, for a job or for an evaluation."""
+
+    device: Device
+    cut: Cut
+    training: Mapping[str, Any]
+    job: TrainJob | None = None
+
+
 @dataclass
 class NativeDevices:
     """What the engine does otherwise with them."""
@@ -149,22 +178,23 @@ class NativeDevices:
             device = self.engine.connected.devices.get(self.engine.names[job.task.device])
             if device is not None and device.native is not None and len(job.task.phases) == 1:
                 phase = job.task.phases[0]
-                wanted.append((device, phase.cut, self.engine.training_of(phase)))
+                wanted.append(Wanted(device, phase.cut, self.engine.training_of(phase), job))
         self.offer(wanted)
 
-    def offer(self, wanted: Iterable[tuple[Device, Cut, Mapping[str, Any]]]) -> None:
+    def offer(self, wanted: Iterable[Wanted]) -> None:
         """Waits for their answers, no longer than a round would."""
-        asked: dict[str, tuple[Device, StepProgram, str]] = {}
+        asked: dict[str, tuple[Wanted, StepProgram, str]] = {}
         until = self.engine.until()
-        for device, cut, training in wanted:
-            program = self.programs.of(cut, training)
+        for one in wanted:
+            program = self.programs.of(one.cut, one.training)
+            device = one.device
             if isinstance(program, str):
                 self._cannot(device, "", f"its step cannot be exported: {program}")
             elif program.id not in device.programs and (device.name, program.id) not in self.unable:
                 token = secrets.token_hex(16)
                 id = self._send(device, program, token)
                 if id is not None:
-                    asked[id] = (device, program, token)
+                    asked[id] = (one, program, token)
         while asked and time.monotonic() < until:
             for answer in self.engine.hear():
                 if answer.id in asked:
@@ -186,16 +216,18 @@ class NativeDevices:
         left = None if self.engine.deadline is None else self.engine.deadline
         return self.engine.messenger.send(device.node, "program", codec.encode(meta, {CODE: code}), 0, left)
 
-    def _judge(self, answer: Any, device: Device, program: StepProgram, token: str) -> None:
+    def _judge(self, answer: Answer, wanted: Wanted, program: StepProgram, token: str) -> None:
         meta = {} if answer.packet is None else answer.packet.meta
-        if answer.packet is None:
-            return self._cannot(device, program.id, answer.error)
+        device = wanted.device
+        if meta.get("what") == "program" and (meta.get("token"), meta.get("program")) == (token, program.id):
+            self.engine.connected.note_program(device.name, program.id)
+            return
+        reason = answer.error or "it did not say whether it can run its step program"
         if meta.get("what") == "failure":
-            return self._cannot(device, program.id, sentence(meta.get("kind")))
-        if meta.get("what") != "program" or meta.get("token") != token or meta.get("program") != program.id:
-            return self._cannot(device, program.id, "it did not say whether it can run its step program")
-        self.engine.connected.note_program(device.name, program.id)
-        return None
+            reason = sentence(meta.get("kind"))
+            if meta.get("kind") == "memory" and wanted.job is not None:
+                reason = f"{reason}; {self.engine.move_down(wanted.job)}"
+        self._cannot(device, program.id, reason)
 
     def _cannot(self, device: Device, program: str, reason: str) -> None:
         said = plain(reason)

@@ -23,6 +23,7 @@ from strata.fleet.server.engine import FlowerEngine
 from strata.fleet.server.levels import Assignment, group, level_for, most_bytes, per_device
 from strata.fleet.server.members import ConnectedDevices, DataKind, Device, in_order
 from strata.fleet.server.messages import Messenger, names
+from strata.fleet.server.native_devices import StepPrograms, exporter
 from strata.fleet.server.resuming import config_of, fitted
 from strata.graph import ChannelGraph
 from strata.methods import method_class
@@ -142,7 +143,7 @@ def run_on_fleet(grid: Grid, settings: RunSettings) -> Result | None:
     }
 
     def save() -> None:
-        write_json(out / FILE, {**facts, **assignment.to_json()})
+        write_json(out / FILE, {**facts, **assignment.to_json(), "runtimes": connected.runtimes})
 
     robust = config.options.robust
     engine = FlowerEngine(
@@ -161,6 +162,7 @@ def run_on_fleet(grid: Grid, settings: RunSettings) -> Result | None:
         moving=not private,
         needed=updates_needed(config.fleet.quorum, robust),
         robust=robust is not None,
+        programs=StepPrograms(exporter(graph, model, config.problem.model), out / "programs"),
     )
 
     def adjusted(method: Method, round: int) -> Method:
