@@ -9,19 +9,18 @@ from strata_device.errors import BadInput
 
 ABI = 1  # of native/strata_step.h
 LIBRARY = "libstrata_step.so"
-VARIABLE = "STRATA_STEP_LIBRARY"
+VARIABLE = "STRATA_NATIVE"  # the folder that it was built in
 
 
 def find(given: str | None) -> str:
     """The library's file: as told, beside this package, or where `make native` puts it in a clone."""
     here = Path(__file__).parent
-    places = [given, os.environ.get(VARIABLE)]
-    if not any(places):
-        places = [str(here / LIBRARY), str(here.parents[1] / "native" / "build" / LIBRARY)]
-    for place in filter(None, places):
-        path = Path(place).expanduser()
+    told = os.environ.get(VARIABLE)
+    places = [here / LIBRARY, here.parents[1] / "native" / "build" / LIBRARY]
+    if given or told:
+        places = [Path(given) if given else Path(told or "") / LIBRARY]
+    for place in places:
+        path = place.expanduser()
         if path.is_file():
             return str(path.absolute())
-    raise BadInput(
-        f"there is no {next(filter(None, places))}: build it with `make native` and give --library {LIBRARY}"
-    )
+    raise BadInput(f"there is no {places[0]}: build it with `make native`, and give --library {LIBRARY}")

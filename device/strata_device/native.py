@@ -25,7 +25,13 @@ from strata_device.library import ABI
 OK, FAILED, BAD_INPUT, STOPPED = 0, 1, 2, 3
 TRAINED, FROZEN, BUFFERS = 0, 1, 2
 UINT8 = 0
-NO_MEMORY = ("out of memory", "no memory", "allocate", "bad_alloc")  # how the library and the runtime say it
+NO_MEMORY = (
+    "out of memory",
+    "not enough memory",
+    "no memory",
+    "allocate",
+    "bad_alloc",
+)  # how the library and the runtime say it
 
 
 class _Samples(Structure):
