@@ -184,7 +184,6 @@ class NativeDevices:
     def offer(self, wanted: Iterable[Wanted]) -> None:
         """Waits for their answers, no longer than a round would."""
         asked: dict[str, tuple[Wanted, StepProgram, str]] = {}
-        until = self.engine.until()
         for one in wanted:
             program = self.programs.of(one.cut, one.training)
             device = one.device
@@ -195,6 +194,7 @@ class NativeDevices:
                 id = self._send(device, program, token)
                 if id is not None:
                     asked[id] = (one, program, token)
+        until = self.engine.until()  # from now on: exporting is the server's own time
         while asked and time.monotonic() < until:
             for answer in self.engine.hear():
                 if answer.id in asked:
