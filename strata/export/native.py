@@ -160,9 +160,9 @@ class NativeStep:
         keeper: list[Any] = []
         samples = _samples(inputs, labels, keeper)
         order = None if training.order is None else np.ascontiguousarray(training.order, dtype=np.int64)
-        call = (
-            _PROGRESS(lambda _, batch, batches, loss: int(bool(progress(batch, batches, loss)))) if progress else None
-        )
+        call = _PROGRESS()  # none
+        if progress is not None:
+            call = _PROGRESS(lambda _, *where: int(bool(progress(*where))))
         asked = _Training(
             training.epochs, training.batch, training.micro_batch, training.lr, training.momentum,
             training.weight_decay, training.proximal, training.clip,

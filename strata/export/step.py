@@ -162,7 +162,7 @@ def _bytes(
     (given,) = graph.inputs.inputs
     found = {
         "arena": arena,
-        "weights": size([*trained, *frozen, *buffers]),
+        "weights": size([*trained, *buffers, *([] if execution.maps else frozen)]),  # mapped: pages of a file
         "gradients": size(trained) if execution.in_parts else 0,
         "momentum": execution.slot_bytes(size(trained)),
         "batch": execution.at_once * (prod(given.shape) * given.dtype.itemsize + LABEL_BYTES),
