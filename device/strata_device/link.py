@@ -114,12 +114,14 @@ class Link:
         session, run = one(taken, 4, str, ""), asked.metadata.run
         wanted = {str(bytes(id), "utf-8", "replace") for id in taken.get(3, ())}
         for id, content in answer.objects(wanted):
+            self.beat()
             head = self._me() + field(2, run) + field(3, id)
             stored = self._call("push-object", head + field(4, content) + field(5, session))
             if not one(fields(stored), 1, int, 0):
                 raise Unfinished("the server did not keep the answer")
 
     def _object(self, run: int, id: str) -> memoryview:
+        self.beat()  # a large message takes its time
         for _ in range(TRIES):
             found = fields(self._call("pull-object", self._me() + field(2, run) + field(3, id)))
             if not one(found, 1, int, 0):

@@ -25,7 +25,7 @@ from strata.fleet.protocol import codec
 from strata.fleet.protocol.failures import sentence
 from strata.fleet.server.evaluation import DeviceEvaluation
 from strata.fleet.server.levels import Assignment
-from strata.fleet.server.members import ConnectedDevices, Device, digests
+from strata.fleet.server.members import ConnectedDevices, Device, digests, program_ids
 from strata.fleet.server.messages import Answer, Messenger, plain
 from strata.fleet.server.native_devices import NativeDevices, ProgramSigner, StepPrograms
 from strata.methods.base import Phase
@@ -251,7 +251,7 @@ class FlowerEngine:
                     held = digests(answer.packet.meta["holds"])
                 except codec.Malformed:
                     held = frozenset()
-                self.connected.devices[name] = replace(device, holds=held)
+                self.connected.devices[name] = replace(device, holds=held, programs=_programs(answer, device))
                 return
 
     def await_devices(self, wanted: Sequence[str], needed: int) -> None:
@@ -321,6 +321,15 @@ def update_of(meta: Mapping[str, Any], tensors: dict[str, Tensor]) -> Update:
         peak_bytes=said("peak_bytes"),
         cut_hash=said("cut"),
     )
+
+
+def _programs(answer: Answer, device: Device) -> frozenset[str]:
+    """As it says, where it says so: one that had no more room has let some go."""
+    assert answer.packet is not None
+    try:
+        return program_ids(answer.packet.meta.get("programs", list(device.programs)))
+    except codec.Malformed:
+        return frozenset()
 
 
 def _plain(value: Any) -> Any:
