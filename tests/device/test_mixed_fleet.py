@@ -52,7 +52,7 @@ THIN = f"import sys; sys.path.insert(0, {str(DEVICE)!r}); from strata_device imp
 # says that it has more memory than it has
 BOASTING = f"said = device.Device._hello; device.Device._hello = lambda self: {{**said(self), 'budget': {SAID}}}; "
 END = "sys.exit(cli.main())"
-TOLERANCE = 1e-4  # of a step, in relation to it: float32 against float64
+TOLERANCE = 1e-3  # of a step, in relation to it: float32 against float64, whose zeros of a ReLU may be others
 
 
 def need_native() -> None:
@@ -180,7 +180,7 @@ def message(meta: dict[str, Any], tensors: dict[str, Tensor] | None = None) -> t
 
 def offered(offer: tuple[dict[str, Any], bytes], **more: Any) -> thin.Packet:
     meta, code = offer
-    return message({**meta, **more}, {"step.pte": torch.frombuffer(bytearray(code), dtype=torch.uint8)})
+    return message({**meta, **more}, {"step.pte": torch.tensor(list(code), dtype=torch.uint8)})
 
 
 def values(tensor: thin.Tensor) -> Tensor:
@@ -277,7 +277,7 @@ def test_what_is_not_the_server_s_program_is_refused(fleet: Path, tmp_path: Path
     with pytest.raises(Refused, match="not signed"):
         check_signature("1" * 64, meta["signature"], meta["certificate"], bench.authority)
     open_work = Work(bench.settings, None, 32 * MIB)  # of a plain-text server: only the program itself can be wrong
-    for broken in (code[: len(code) // 2], b"", os.urandom(len(code))):
+    for broken in (code[: len(code) // 2], b"", os.urandom(1000)):
         made = Program.of(meta["manifest"].encode(), memoryview(broken))
         with pytest.raises(CannotRun) as error:
             open_work.answer(offered((meta, broken), program=made.id))
