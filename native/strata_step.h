@@ -43,7 +43,7 @@ enum {
   STRATA_BYTES_WEIGHTS = 1,   /* trained, frozen and buffers */
   STRATA_BYTES_GRADIENTS = 2, /* sums over the parts of a batch; 0 where a batch is one part */
   STRATA_BYTES_MOMENTUM = 3,
-  STRATA_BYTES_BATCH = 4, /* a part's inputs and labels as the network takes them, and a batch's as they wait */
+  STRATA_BYTES_BATCH = 4, /* a part's inputs and labels as the network takes them; those that wait are the caller's */
   STRATA_BYTES_TOTAL = 5,
   STRATA_BYTES_SCRATCH = 6 /* of the kernels (at most some 100 KiB a thread) and the runtime's tables: not in TOTAL */
 };
