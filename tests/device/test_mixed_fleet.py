@@ -1,12 +1,10 @@
 """A fleet of one device with torch and two without, as real processes behind TLS; then what a native device computed.
 
-Needs ExecuTorch (the extra `export`) and the native library (`make native`); skipped where either is missing.
+Needs ExecuTorch and the native library (conftest.py); skipped where either cannot be had.
 """
 
 from __future__ import annotations
 
-import ctypes
-import importlib.util
 import json
 import math
 import os
@@ -21,9 +19,8 @@ from typing import Any
 import pytest
 import torch
 from strata_device import codec as thin
-from strata_device import library
 from strata_device.data import prepare
-from strata_device.errors import BadInput, CannotRun, Refused
+from strata_device.errors import CannotRun, Refused
 from strata_device.programs import Program, check_signature
 from strata_device.settings import Settings
 from strata_device.work import Work
@@ -55,19 +52,9 @@ END = "sys.exit(cli.main())"
 TOLERANCE = 1e-3  # of a step, in relation to it: float32 against float64, whose zeros of a ReLU may be others
 
 
-def need_native() -> None:
-    if importlib.util.find_spec("executorch") is None:
-        pytest.skip("ExecuTorch (the extra `export`) is not installed")
-    try:
-        ctypes.CDLL(library.find(None))
-    except (BadInput, OSError) as error:
-        pytest.skip(f"no native library: {error}")
-
-
 @pytest.fixture(scope="module")
-def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+def fleet(native: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """The folder of a run that has finished."""
-    need_native()
     folder = tmp_path_factory.mktemp("mixed")
     make_keys(folder / "keys", ["127.0.0.1"], ["ant", "bee", "cat"])
     place, out = f"127.0.0.1:{free_port()}", folder / "run"
