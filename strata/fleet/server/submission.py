@@ -75,6 +75,7 @@ def run_settings(asked: Mapping[str, Any], args: argparse.Namespace, local: bool
         wait=args.wait,
         deadline=args.answer_deadline,
         evaluation=args.evaluation,
+        members=args.members,
         workers=args.server_workers,
         levels=RunSettings.levels if args.levels is None else args.levels,
     )
