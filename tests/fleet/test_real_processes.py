@@ -103,7 +103,7 @@ def test_rogues_cost_their_own_updates_and_devices_evaluate(fleet: Loopback, tmp
     replaying = device(fleet.folder, "eel", 1, small, **held)
     fleet.device(replaying, rogues.REPLAYING)
     dying = fleet.device(device(fleet.folder, "fox", 2, small), rogues.HANGING)
-    boasting = device(fleet.folder, "gnu", 3, 8 * MIB, **held)  # says 40 MiB; its limit is at 8 + 24
+    boasting = device(fleet.folder, "gnu", 3, small, **held)  # says 80 MiB; its limit is at 16 + 24
     fleet.device(boasting, rogues.BOASTING)
     out = tmp_path / "rogues"
     request = {**REQUEST, "model": "resnet20", "per_round": 4, "eval_every": ROUNDS}

@@ -123,7 +123,8 @@ def run_on_fleet(grid: Grid, settings: RunSettings, told: Told | None = None) ->
         assignment.moves.clear()
     per_round = config.fleet.per_round
     robust = config.options.robust
-    more = {"open": is_open, "wait": terms.wait, "say": say, "needed": updates_needed(config.fleet.quorum, robust)}
+    needed = updates_needed(config.fleet.quorum, robust)
+    more: dict[str, Any] = {"open": is_open, "wait": terms.wait, "say": say, "needed": needed}
     if saved is None:
         fitting = [device for device in members if level_for(device.budget, assignment.levels) is not None]
         fleet, samples = [device.name for device in fitting], [device.samples for device in fitting]
