@@ -147,6 +147,18 @@ def test_who_leaves_is_missed_for_a_while_and_comes_back_as_what_it_was(tmp_path
     assert roster.at(4, 0, engine).members == {0, 1}  # fixed from now on
 
 
+def test_who_came_after_the_checkpoint_comes_again() -> None:
+    """Its number may be another's then, and neither its level nor a move is left to that one."""
+    assignment = Assignment((1, 2), (1,), [(1, 0, 0), (5, 1, -1)], [1, 0])
+    log = MembershipLog.from_json(1, [[3, 0, 1, "joined"], [5, 2, 2, "joined"]])
+    roster = Roster(["a", "b", "c"], [5, 6, 7], assignment, log, 3)
+    roster._go_back(5)
+    assert (roster.names, roster.samples, assignment.joined) == (["a", "b"], [5, 6], [1])
+    assert assignment.moves == [(1, 0, 0)] and (assignment.level(0), assignment.level(1)) == (0, 1)
+    roster._go_back(2)
+    assert (roster.names, roster.samples, assignment.joined) == (["a"], [5], [])
+
+
 def test_a_round_waits_for_members_once(tmp_path: Path) -> None:
     """Where too few are left, for whoever comes; then it goes on with those that are there, and fails as ever."""
     grid = Grid({7: device(prepared(tmp_path, "a"))})

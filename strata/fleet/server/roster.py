@@ -2,7 +2,7 @@
 
 Before each attempt at a round whoever has come is taken in, with the level that its memory is enough for, and whoever
 was away for too long, or was shut out, has left. Each such change is in the run's fleet.json, with its round, so that
-who was sampled can be said again (federation/membership.py). A device that comes back is the one it was.
+who was sampled can be said again (federation/membership.py). A device that comes back has the number and level it had.
 """
 
 from __future__ import annotations
@@ -64,6 +64,7 @@ class Roster:
     def _go_back(self, round: int) -> None:
         """Where a run is resumed: who came after this round's beginning comes again, or does not."""
         self.log.go_back(round)
+        self.assignment.at(round)  # forgets moves of rounds that are run again: numbers may get other owners
         count = self.log.numbers
         del self.names[count:], self.samples[count:], self.assignment.joined[count - self.log.first :]
         self._resumed = True
@@ -96,6 +97,7 @@ class Roster:
             self.names.append(device.name)
             self.samples.append(device.samples)
             self.assignment.joined.append(level)
+        self.samples[number] = device.samples  # who comes back may have more by now
         key = engine.messenger.key(device.node)
         level = self.assignment.level(number)
         size = f"at the level of {self.assignment.levels[level]} bytes" if level >= 0 else "too small for any level"
