@@ -16,6 +16,7 @@ from strata.fleet.security.connection_limits import SPARE, Places
 
 HANDSHAKE_SECONDS = 10.0
 PER_ADDRESS = 64  # handshakes at a time: of devices behind one router that all come back at once, some try again
+OWN = ("127.0.0.1", "::1", "::ffff:127.0.0.1")  # not counted: the server's own app comes from here
 PAUSE = 0.5  # seconds, where the system accepts nothing now: it may be short of descriptors
 
 
@@ -47,15 +48,15 @@ class HandshakeServer:
             except OSError:
                 await asyncio.sleep(PAUSE)
                 continue
-            address = str(peer[0]) if peer else ""
-            if not self._places.take(address):
+            address = None if peer and peer[0] in OWN else str(peer[0])
+            if address is not None and not self._places.take(address):
                 connection.close()
                 continue
             task = self._loop.create_task(self._shake(connection, address))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 
-    async def _shake(self, connection: socket.socket, address: str) -> None:
+    async def _shake(self, connection: socket.socket, address: str | None) -> None:
         try:
             await self._loop.connect_accepted_socket(
                 self._made, connection, ssl=self._context, ssl_handshake_timeout=HANDSHAKE_SECONDS
@@ -63,7 +64,8 @@ class HandshakeServer:
         except (OSError, EOFError):  # no TLS, too slow, or gone
             connection.close()
         finally:
-            self._places.leave(address)
+            if address is not None:
+                self._places.leave(address)
 
     def close(self) -> None:
         for task in self._tasks:
