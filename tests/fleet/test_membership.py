@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -9,7 +10,9 @@ from typing import Any
 
 import pytest
 
+from strata.cli.fleet import add_parser
 from strata.core.errors import BadInput
+from strata.core.flags import given
 from strata.federation.membership import MembershipLog
 from strata.federation.simulated_fleet import SimulatedFleet
 from strata.fleet.device.work import PreparedDevice
@@ -19,6 +22,8 @@ from strata.fleet.server import messages
 from strata.fleet.server.levels import Assignment
 from strata.fleet.server.roster import LevelAllowance, Roster
 from strata.fleet.server.run import run_on_fleet
+from strata.fleet.server.submission import run_settings
+from strata.runs.config import RunConfig
 from strata.runs.session import Result
 from tests.fleet.inprocess import MIB, Answering, Grid, device, fleet, prepared
 
@@ -196,6 +201,22 @@ def test_with_differential_privacy_nobody_joins(tmp_path: Path, monkeypatch: pyt
     grid.nodes[8] = device(prepared(tmp_path, "b", 1))
     made.engine.listen()
     assert set(made.engine.connected.devices) == {"a"}
+
+
+def test_it_is_said_before_anything_is_sent(tmp_path: Path) -> None:
+    parser = argparse.ArgumentParser()
+    add_parser(parser.add_subparsers())
+
+    def settings(*more: str) -> RunSettings:
+        args = parser.parse_args(["fleet", "run", "--out", str(tmp_path / "run"), "--method", "fedavg", *more])
+        return run_settings(given(args, RunConfig), args, local=True)
+
+    private = ("--dp-noise", "1", "--dp-clip", "0.5", "--validation", "0.1")
+    assert settings("--members", "fixed").members == "fixed" and settings(*private).members is None
+    with pytest.raises(BadInput, match="because epsilon is counted for so many devices: leave out --members open"):
+        settings(*private, "--members", "open")
+    with pytest.raises(BadInput, match="who takes part is open or fixed, not 'some'"):
+        RunSettings(REQUEST, "/runs/a", members="some")
 
 
 @pytest.mark.parametrize("change", [{"samples": [1]}, {"joined": []}, {"changes": []}, {"changes": "none"}])

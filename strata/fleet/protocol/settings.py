@@ -28,6 +28,10 @@ KEY = "strata"
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 EVALUATIONS = ("server", "devices")
 MEMBERS = ("open", "fixed")
+NOBODY_JOINS = (
+    "with differential privacy who takes part is fixed when the run begins, because epsilon is counted for so many "
+    "devices: leave out --members open"
+)
 
 _Settings = TypeVar("_Settings", "DeviceSettings", "RunSettings")
 

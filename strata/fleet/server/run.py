@@ -19,7 +19,7 @@ from strata.data import FederatedData, ImageSet
 from strata.federation.membership import MembershipLog
 from strata.federation.robust import updates_needed
 from strata.fleet.device.own_data import label_digest
-from strata.fleet.protocol.settings import RunSettings, Terms
+from strata.fleet.protocol.settings import NOBODY_JOINS, RunSettings, Terms
 from strata.fleet.server.engine import FlowerEngine
 from strata.fleet.server.levels import Assignment, group, level_for, most_bytes, per_device
 from strata.fleet.server.members import ConnectedDevices, DataKind, Device, in_order
@@ -226,10 +226,7 @@ def _saved(file: Path) -> dict[str, Any]:
 
 def _check_privacy(config: RunConfig, terms: Terms) -> None:
     if terms.members == "open":
-        raise BadInput(
-            "with differential privacy who takes part is fixed when the run begins, because epsilon is counted for so "
-            "many devices: leave out --members open"
-        )
+        raise BadInput(NOBODY_JOINS)
     if terms.evaluation == "devices":
         raise BadInput(
             "with differential privacy the server evaluates on data of its own: what devices count on theirs is not "
