@@ -24,6 +24,7 @@ from strata.fleet.server.levels import Assignment, group, level_for, most_bytes,
 from strata.fleet.server.members import ConnectedDevices, DataKind, Device, in_order
 from strata.fleet.server.messages import Messenger, names
 from strata.fleet.server.resuming import config_of, fitted
+from strata.fleet.server.secure_checks import check_asked, check_fleet, secure_terms
 from strata.graph import ChannelGraph
 from strata.methods import method_class
 from strata.methods.heads import is_prepared
@@ -89,6 +90,10 @@ def run_on_fleet(grid: Grid, settings: RunSettings) -> Result | None:
     if is_prepared(method_class(name)):
         raise BadInput(f"{name} adds to the model, and real devices make the model by its name alone: simulate it")
     terms = settings.terms(saved or {})
+    if saved is not None and bool(saved.get("secure_aggregation")) != terms.secure_aggregation:
+        raise BadInput(
+            "a run with secure aggregation goes on with it, and one without it without: resume it as it began"
+        )
     if saved is not None and saved["evaluation"] != terms.evaluation:
         raise BadInput(f"this run is evaluated by the {saved['evaluation']}: resume it with the same --evaluation")
     if terms.evaluation == "devices" and config.evaluation.validation:
@@ -96,6 +101,8 @@ def run_on_fleet(grid: Grid, settings: RunSettings) -> Result | None:
     private = config.options.private is not None
     if private:
         _check_privacy(config, terms)
+    if terms.secure_aggregation:
+        check_asked(config, terms)
 
     messenger = Messenger(grid)
     connected = ConnectedDevices(messenger, config.problem.model, say)
@@ -124,6 +131,9 @@ def run_on_fleet(grid: Grid, settings: RunSettings) -> Result | None:
     say(f"{len(fleet)} devices: {names(fleet)}; levels of {', '.join(map(str, assignment.levels)) or 'one size'} bytes")
 
     base = make_method(config, graph)
+    starting = per_device(base, base, assignment.start)
+    if terms.secure_aggregation and saved is None:
+        check_fleet(starting, len(fleet), config, terms, model.state_dict())
     training = make_training(config, data)
     rest, held = split_data(config, data)
     at_home = terms.evaluation == "server"
@@ -159,8 +169,9 @@ def run_on_fleet(grid: Grid, settings: RunSettings) -> Result | None:
         save=save,
         graph=graph,
         moving=not private,
-        needed=updates_needed(config.fleet.quorum, robust),
+        needed=terms.summed(updates_needed(config.fleet.quorum, robust)),
         robust=robust is not None,
+        secure=secure_terms(config, terms),
     )
 
     def adjusted(method: Method, round: int) -> Method:
@@ -170,7 +181,7 @@ def run_on_fleet(grid: Grid, settings: RunSettings) -> Result | None:
         prepared = Prepared(
             model=model,
             data=data,
-            method=per_device(base, base, assignment.start),
+            method=starting,
             options=config.options,
             training=training,
             server=config.server.optimizer(),
