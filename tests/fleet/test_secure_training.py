@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 
+from strata.cli import main
 from strata.core.errors import BadInput
 from strata.engines.base import Outcome
 from strata.federation.privacy import Privacy, PrivateSum, Reach
@@ -305,6 +306,36 @@ def config(**values: Any) -> RunConfig:
 
 
 SECURE = Terms(secure_aggregation=True)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ("--aggregation median", "aggregation median compares single updates"),
+        ("--aggregation trimmed:0.2", "--secure-clip bounds what one device can do"),
+        ("--norm-bound 3", "--norm-bound measures single updates"),
+        ("--weighted", "every device counts the same: leave out --weighted"),
+        ("--evaluation devices", "give --evaluation server"),
+        ("--per-round 2", "a secure sum is over at least 3 devices, and a round asks 2"),
+        ("--quorum 7 --per-round 6", "over at least 7 devices, and a round asks 6"),
+        ("--per-round 1001", "over at most 1000 devices"),
+        ("--secure-fewest 2", "a secure sum is over 3 to 1000 devices, not 2"),
+        ("--secure-clip nan", "above 0 and at most 1e+06, not nan"),
+        ("--dp-noise 1 --dp-clip 1 --secure-clip 1", "leave out --secure-clip"),
+    ],
+)
+def test_what_cannot_be_done_with_sums_is_said_at_the_start(
+    arguments: str, said: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    words = ["fleet", "run", "--insecure", "--out", str(tmp_path / "run"), "--secure-aggregation", *arguments.split()]
+    assert main(words) == 2
+    error = capsys.readouterr().err
+    assert said in error and error.count("\n") == 1
+
+
+def test_settings_of_sums_are_for_sums(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert main(["fleet", "run", "--insecure", "--out", str(tmp_path / "run"), "--secure-fewest", "4"]) == 2
+    assert "--secure-fewest is for --secure-aggregation" in capsys.readouterr().err
 
 
 def test_methods_that_give_devices_a_part_of_their_own_are_refused() -> None:

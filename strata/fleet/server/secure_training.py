@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from strata.fleet.server.engine import FlowerEngine
     from strata.graph import Cut
 
-STAGE_SECONDS = 120.0  # for an answer that takes no training; the run's own deadline where that is shorter
+STAGE_SECONDS = 300.0  # for an answer that takes no training; the run's own deadline where that is shorter
 
 
 @dataclass(frozen=True)
