@@ -24,7 +24,7 @@ from strata.fleet.device.work import PreparedDevice
 from strata.fleet.protocol import codec
 from strata.fleet.protocol.failures import failure, sentence
 from strata.fleet.protocol.secure_sum import error_bound, step_of
-from strata.fleet.protocol.settings import RunSettings, Terms
+from strata.fleet.protocol.settings import DeviceSettings, RunSettings, Terms
 from strata.fleet.server.engine import FlowerEngine
 from strata.fleet.server.run import run_on_fleet
 from strata.fleet.server.secure_checks import check_fleet, secure_terms
@@ -34,6 +34,7 @@ from strata.methods.aggregate import ClassRows, MeanOverAll, RunningMean
 from strata.methods.base import Task
 from strata.runs.config import RunConfig
 from strata.training import Update
+from tests.fleet import nets
 from tests.fleet.inprocess import Answering, Grid, device, fleet, graph, job, prepared, state
 
 pytestmark = pytest.mark.usefixtures("identity")
@@ -393,11 +394,17 @@ def test_a_sum_counts_as_its_devices() -> None:
 
 
 def test_a_whole_run_equals_one_in_the_clear(quick: None, tmp_path: Path) -> None:
-    request = {"model": "resnet20", "method": "slt", "constraints": [0.125], "rounds": 2, "per_round": 3, "batch": 8}
+    model, budget = "tests.fleet.nets:small", nets.BUDGETS[0]
+    request = {"model": model, "method": "slt", "budgets": [budget], "rounds": 2, "per_round": 3, "batch": 16}
     request |= {"eval_every": 2}
     found, weights = {}, {}
+    own = DeviceSettings("d", budget=budget, partition="iid", devices=60, models=(model,), hard_limit=False)
+    ready = PreparedDevice.of(model, own)
     for name, secure in (("clear", None), ("secure", True)):
-        nodes = {7 + n: device(prepared(tmp_path / name, f"d{n}", n)) for n in range(3)}
+        nodes = {
+            7 + n: device(replace(ready, settings=replace(own, name=f"d{n}", cache=str(tmp_path / name / f"d{n}"))))
+            for n in range(3)
+        }
         out = tmp_path / name / "run"
         run_on_fleet(  # type: ignore[arg-type]
             Grid(nodes), RunSettings(request, str(out), minimum=3, wait=30.0, secure_aggregation=secure)
@@ -410,7 +417,9 @@ def test_a_whole_run_equals_one_in_the_clear(quick: None, tmp_path: Path) -> Non
         assert secure["train_loss"] == pytest.approx(clear["train_loss"], abs=1e-4)
         for key in ("upload_bytes", "download_bytes", "train_flops", "peak_bytes", "devices", "dropped"):
             assert secure[key] == clear[key]
-    for name in graph().parameter_names:  # two rounds, each off by less than a step, and rounded to float32
+    for name in dict(
+        nets.small().named_parameters()
+    ):  # two rounds, each off by less than a step, and rounded to float32
         assert float((weights["clear"][name] - weights["secure"][name]).abs().max()) < 2 * step_of(1.0) + 1e-6
     with pytest.raises(BadInput, match="a run with secure aggregation goes on with it"):
         (tmp_path / "secure" / "run" / "summary.json").unlink()
