@@ -21,6 +21,7 @@ from strata.fleet.device import available_memory as limits
 from strata.fleet.device.frozen_store import FrozenLayers
 from strata.fleet.device.memory_cap import MemoryCap, OutOfMemory
 from strata.fleet.device.own_data import OwnData, load_own_data
+from strata.fleet.device.secure_work import SecureWork
 from strata.fleet.pooled_statistics import pooled
 from strata.fleet.protocol import codec
 from strata.fleet.protocol.failures import failure
@@ -94,10 +95,20 @@ class PreparedDevice:
         return self.workspace.graph
 
     def answer(self, packet: Packet, client: int) -> bytes:
-        work = {"hello": self._hello, "train": self._train, "statistics": self._statistics, "evaluate": self._evaluate}
+        work = {
+            "hello": self._hello,
+            "train": self._train,
+            "secure": self._secure,
+            "statistics": self._statistics,
+            "evaluate": self._evaluate,
+        }
         what = packet.meta.get("what")
         if what not in work:
             raise BadInput(f"the server asks for {what!r}: is it of another version of Strata?")
+        if self.settings.only_sums is not None and (
+            what in ("statistics", "evaluate") or (what == "train" and not packet.meta.get("secure"))
+        ):
+            raise BadInput(f"the server asks for {what} in the clear, and this device was started with --only-sums")
         try:
             meta, tensors = work[what](packet, client)
         except OutOfMemory as error:
@@ -152,20 +163,33 @@ class PreparedDevice:
             return {"what": "lacks", "holds": kept.digests()}, {}
         self._check(task.cut, tensors)
         kept.keep(task.cut, tensors, meta["frozen"])
+        secure = meta.get("secure") or {}
+        member, wrong = self._sums.receive(secure) if secure else (None, [])
         self._warm_up(task, tensors, training)
         with self._cap(training, client, counted=self.workspace.submodel(task.cut, maps=training.maps).bytes):
             self._check_tensors(task, training, client)
             update = train_device(self.workspace, task, tensors, self.own_data.train, training, lr, seeds)
-        return {
-            "what": "update",
+        said = {
             "round": update.round,
             "device": update.device,
             "cut": update.cut_hash,
             "samples": update.samples,
-            "loss": update.loss if math.isfinite(update.loss) else None,
             "peak_bytes": update.peak_bytes,
             "holds": kept.digests(),
-        }, update.tensors
+        }
+        if member is not None:
+            masked = self._sums.masked(secure, member, task.cut, tensors, update)
+            return {"what": "masked", **said, "wrong": wrong}, {"masked": masked}
+        loss = update.loss if math.isfinite(update.loss) else None
+        return {"what": "update", **said, "loss": loss}, update.tensors
+
+    @property
+    def _sums(self) -> SecureWork:
+        return SecureWork(self.settings.folder, self.settings.only_sums)
+
+    def _secure(self, packet: Packet, client: int) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        """The stages of a secure sum around training."""
+        return self._sums.answer(packet.meta), {}
 
     def _statistics(self, packet: Packet, client: int) -> tuple[dict[str, Any], dict[str, Tensor]]:
         """Batch norm's statistics of the cut on some of the device's training images, a batch at a time."""

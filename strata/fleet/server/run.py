@@ -27,6 +27,7 @@ from strata.fleet.server.members_record import Told
 from strata.fleet.server.messages import Messenger, names
 from strata.fleet.server.resuming import config_of, fitted
 from strata.fleet.server.roster import LevelAllowance, Roster, takes_part
+from strata.fleet.server.secure_checks import check_asked, check_fleet, secure_terms
 from strata.graph import ChannelGraph
 from strata.methods import method_class
 from strata.methods.heads import is_prepared
@@ -97,12 +98,18 @@ def run_on_fleet(grid: Grid, settings: RunSettings, told: Told | None = None) ->
     # runs of older versions were fixed, too
     usual = {"members": "fixed"} if private or saved is not None else {}
     terms = settings.terms({**usual, **(saved or {})})
+    if saved is not None and bool(saved.get("secure_aggregation")) != terms.secure_aggregation:
+        raise BadInput(
+            "a run with secure aggregation goes on with it, and one without it without: resume it as it began"
+        )
     if saved is not None and saved["evaluation"] != terms.evaluation:
         raise BadInput(f"this run is evaluated by the {saved['evaluation']}: resume it with the same --evaluation")
     if terms.evaluation == "devices" and config.evaluation.validation:
         raise BadInput("devices hold out data for evaluation themselves: give no --validation with it")
     if private:
         _check_privacy(config, terms)
+    if terms.secure_aggregation:
+        check_asked(config, terms)
 
     messenger = Messenger(grid)
     connected = ConnectedDevices(messenger, config.problem.model, say)
@@ -123,7 +130,7 @@ def run_on_fleet(grid: Grid, settings: RunSettings, told: Told | None = None) ->
         assignment.moves.clear()
     per_round = config.fleet.per_round
     robust = config.options.robust
-    needed = updates_needed(config.fleet.quorum, robust)
+    needed = terms.summed(updates_needed(config.fleet.quorum, robust))
     more: dict[str, Any] = {"open": is_open, "wait": terms.wait, "say": say, "needed": needed}
     if saved is None:
         fitting = [device for device in members if level_for(device.budget, assignment.levels) is not None]
@@ -141,6 +148,9 @@ def run_on_fleet(grid: Grid, settings: RunSettings, told: Told | None = None) ->
     say(f"{len(fleet)} devices: {names(fleet)}; levels of {', '.join(map(str, assignment.levels)) or 'one size'} bytes")
 
     base = make_method(config, graph)
+    starting = per_device(base, base, assignment.start)
+    if terms.secure_aggregation and saved is None:
+        check_fleet(starting, len(fleet), config, terms, model.state_dict())
     training = make_training(config, data)
     rest, held = split_data(config, data)
     at_home = terms.evaluation == "server"
@@ -177,6 +187,7 @@ def run_on_fleet(grid: Grid, settings: RunSettings, told: Told | None = None) ->
         moving=not private,
         needed=roster.needed,
         robust=robust is not None,
+        secure=secure_terms(config, terms),
     )
 
     def adjusted(method: Method, round: int) -> Method:
@@ -186,7 +197,7 @@ def run_on_fleet(grid: Grid, settings: RunSettings, told: Told | None = None) ->
         prepared = Prepared(
             model=model,
             data=data,
-            method=per_device(base, base, assignment.start),
+            method=starting,
             options=config.options,
             training=training,
             server=config.server.optimizer(),
