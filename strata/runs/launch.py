@@ -147,9 +147,9 @@ class Resources:
 
     def graph(self, config: RunConfig, model: nn.Module) -> ChannelGraph:
         where = (config.problem.data, config.problem.data_dir, config.reading)
-        key = (config.problem.model, *where, _own_model(config))
+        key = (config.problem.model, *where, _own_model(config), config.approach.width)
         if self._graph is None or self._graph[0] != key:
-            self._graph = (key, ChannelGraph(model, self.data(config).inputs))
+            self._graph = (key, ChannelGraph(model, self.data(config).inputs, width=config.approach.width))
         return self._graph[1]
 
     def engine(self, config: RunConfig, model: nn.Module, training: LocalTraining) -> Engine:

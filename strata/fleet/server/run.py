@@ -105,7 +105,7 @@ def run_on_fleet(grid: Grid, settings: RunSettings) -> Result | None:
 
     data = load_data(config) if terms.evaluation == "server" else _unseen_data(connected, saved)
     model = make_model(config, data, with_weights=not has_checkpoint(out))
-    graph = ChannelGraph(model, data.inputs)
+    graph = ChannelGraph(model, data.inputs, width=config.approach.width)
     connected.structure = graph.hash
     connected.labels = label_digest(data.class_names) or _labels(connected, saved)
     members = _members(connected, wanted, say)
