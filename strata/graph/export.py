@@ -20,6 +20,7 @@ from torch import Tensor, fx, nn
 from torch.utils import _pytree as pytree
 
 from strata.core.errors import BadInput
+from strata.graph.evaluation import evaluation_graph, watch_training_flags
 from strata.graph.inputs import InputSpec, arguments_of
 from strata.graph.leaves import count_leaf_outputs, watch_leaf_modules
 from strata.graph.outputs import named_outputs
@@ -53,17 +54,26 @@ class Exports:
 
 
 def export_modes(model: nn.Module, inputs: InputSpec) -> Exports:
-    """Both modes, from torch.export."""
-    with watch_leaf_modules(model) as calls:
+    """Both modes, from torch.export: once where that will do (evaluation.py)."""
+    with watch_leaf_modules(model) as calls, watch_training_flags(model) as readers:
         modes = {"train": export_model(model, inputs, training=True)}
-    modes["eval"] = export_model(model, inputs, training=False)
+    if not readers.are_known:
+        modes["eval"] = export_model(model, inputs, training=False)
     constants = _constants(modes.values(), set(model.state_dict()))
     leaf_outputs = count_leaf_outputs(modes["train"].graph, calls)
     for mode in modes.values():
         for node in mode.graph.nodes:
             node.meta = _essential(node.meta)
         mode.graph.owning_module = None  # which holds all weights
+    if readers.are_known:
+        modes["eval"] = _for_evaluation(modes["train"])
     return Exports(modes, leaf_outputs, constants)
+
+
+def _for_evaluation(training: Exported) -> Exported:
+    graph, copies = evaluation_graph(training.graph)
+    inputs = {name: copies[node] for name, node in training.inputs.items()}
+    return Exported(graph, inputs, {name: copies[node] for name, node in training.outputs.items()})
 
 
 def export_model(model: nn.Module, inputs: InputSpec, training: bool) -> Exported:
@@ -222,7 +232,7 @@ def _hint(model: nn.Module, inputs: InputSpec) -> str:
 @contextmanager
 def _mode(model: nn.Module, training: bool) -> Iterator[None]:
     """The model in the wanted mode, and afterwards every submodule in the mode it had."""
-    before = [(module, module.training) for module in model.modules()]
+    before = [(module, vars(module)["training"]) for module in model.modules()]
     model.train(training)
     try:
         yield
