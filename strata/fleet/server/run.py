@@ -18,6 +18,7 @@ from strata.core.files import read_object, write_json
 from strata.data import FederatedData, ImageSet
 from strata.federation.robust import updates_needed
 from strata.fleet.device.own_data import label_digest
+from strata.fleet.protocol.model_text import model_text
 from strata.fleet.protocol.settings import RunSettings, Terms
 from strata.fleet.server.engine import FlowerEngine
 from strata.fleet.server.levels import Assignment, group, level_for, most_bytes, per_device
@@ -25,8 +26,9 @@ from strata.fleet.server.members import ConnectedDevices, DataKind, Device, in_o
 from strata.fleet.server.messages import Messenger, names
 from strata.fleet.server.resuming import config_of, fitted
 from strata.graph import ChannelGraph
-from strata.methods import method_class
-from strata.methods.heads import is_prepared
+from strata.graph.inputs import taken_by
+from strata.methods import METHODS, method_class
+from strata.methods.heads import is_prepared, prepared_model
 from strata.runs.allowance import Allowance
 from strata.runs.config import RunConfig
 from strata.runs.folder import has_checkpoint, is_finished, refuse_used
@@ -36,6 +38,7 @@ from strata.runs.launch import (
     make_method,
     make_model,
     make_training,
+    own_options,
     refuse_going_back,
     split_data,
 )
@@ -86,8 +89,10 @@ def run_on_fleet(grid: Grid, settings: RunSettings) -> Result | None:
     if not settings.resume:
         config = guarded(config)
     name = config.approach.method
-    if is_prepared(method_class(name)):
-        raise BadInput(f"{name} adds to the model, and real devices make the model by its name alone: simulate it")
+    adds = is_prepared(method_class(name))
+    if adds and name not in METHODS:
+        raise BadInput(f"{name} adds to the model, and real devices know Strata's own methods only: simulate it")
+    text = model_text(config.problem.model, name, own_options(config)) if adds else config.problem.model
     terms = settings.terms(saved or {})
     if saved is not None and saved["evaluation"] != terms.evaluation:
         raise BadInput(f"this run is evaluated by the {saved['evaluation']}: resume it with the same --evaluation")
@@ -98,13 +103,15 @@ def run_on_fleet(grid: Grid, settings: RunSettings) -> Result | None:
         _check_privacy(config, terms)
 
     messenger = Messenger(grid)
-    connected = ConnectedDevices(messenger, config.problem.model, say)
+    connected = ConnectedDevices(messenger, text, say)
     wanted = None if saved is None else list(saved["names"])
     minimum = terms.minimum if wanted is None else min(terms.minimum, len(wanted))
     connected.gather(minimum, terms.wait, wanted)
 
     data = load_data(config) if terms.evaluation == "server" else _unseen_data(connected, saved)
-    model = make_model(config, data, with_weights=not has_checkpoint(out))
+    plain = make_model(config, data, with_weights=not has_checkpoint(out))
+    data = data.only(taken_by(plain, data.inputs.names))
+    model = prepared_model(method_class(name), plain, data.inputs, config.course.seed, own_options(config))
     graph = ChannelGraph(model, data.inputs, width=config.approach.width)
     connected.structure = graph.hash
     connected.labels = label_digest(data.class_names) or _labels(connected, saved)
@@ -134,7 +141,7 @@ def run_on_fleet(grid: Grid, settings: RunSettings) -> Result | None:
         "samples": samples,
         **asdict(terms),
         "classes": data.classes,
-        "input": list(data.input_shape),
+        "input": list(data.inputs.inputs[0].shape),
         "mean": list(data.train.mean),
         "std": list(data.train.std),
         "augmentation": data.augmentation,
@@ -151,7 +158,7 @@ def run_on_fleet(grid: Grid, settings: RunSettings) -> Result | None:
         fleet,
         assignment,
         training,
-        config.problem.model,
+        text,
         home=home,
         deadline=terms.deadline,
         wait=terms.wait,
@@ -169,6 +176,7 @@ def run_on_fleet(grid: Grid, settings: RunSettings) -> Result | None:
     try:
         prepared = Prepared(
             model=model,
+            plain=plain,
             data=data,
             method=per_device(base, base, assignment.start),
             options=config.options,
@@ -177,7 +185,7 @@ def run_on_fleet(grid: Grid, settings: RunSettings) -> Result | None:
             partition=ReportedSamples(tuple(samples)),
             engine=engine,
             adjusted=None if private else adjusted,
-            pretrained=config.problem.init is not None,
+            pretrained=config.pretrained,
             allowance=Allowance(tuple(assignment.levels[level] for level in assignment.start), "peak"),
         )
         return launch(config, out, resume=settings.resume, from_round=settings.from_round, prepared=prepared)
@@ -235,6 +243,10 @@ def _unseen_data(connected: ConnectedDevices, saved: Mapping[str, Any] | None) -
         mean, std = (
             [round(median(values), 6) for values in zip(*(getattr(device, key) for device in alike), strict=True)]
             for key in ("mean", "std")
+        )
+    if not mean:
+        raise BadInput(
+            "what is not images is evaluated on data of the server's own: give --evaluation server and --data"
         )
     connected.kind = kind
     blank = ImageSet(
