@@ -146,7 +146,9 @@ def _add_device(commands: Subparsers) -> None:
     _add_security(parser, "this device's folder of keys (or the whole key folder, with --name)")
     parser.add_argument("--name", metavar="NAME", help="of this device (default: its key folder's)")
     parser.add_argument("--budget", metavar="SIZE", help="memory for training, e.g. 64MiB (default: what is free here)")
-    parser.add_argument("--data", metavar="NAME", default="digits", help="see `strata data`, or text:FILE (default digits)")
+    parser.add_argument(
+        "--data", metavar="NAME", default="digits", help="see `strata data`, or text:FILE (default digits)"
+    )
     parser.add_argument("--data-dir", metavar="DIR", help="where the data is on disk")
     add_flags(parser, RunConfig, only=tuple(RunConfig.keys_of("reading")))
     parser.add_argument("--part", metavar="I/N", help="only part I of N (from 0) of the data: to try things out")
