@@ -208,6 +208,12 @@ def _add_run(commands: Subparsers) -> None:
         help="on the server's test data (default) or on what devices hold out",
     )
     group.add_argument(
+        "--members",
+        choices=("open", "fixed"),
+        help="open (default): devices may join the run, and who is away longer than --wait leaves it; fixed: those "
+        "that are there when it begins (always so with --dp-noise)",
+    )
+    group.add_argument(
         "--levels", type=int, metavar="N", help="at most so many memory levels of the devices' budgets (default 4)"
     )
     group.add_argument(

@@ -28,6 +28,7 @@ from strata.engines.ray import Ray
 from strata.execution import Execution
 from strata.federation.aggregation import ServerOptimizer
 from strata.federation.jobs import DeviceProgram, TrainJob
+from strata.federation.membership import Present
 from strata.federation.norm_statistics import NormStatistics, check_norms
 from strata.federation.rounds import RoundSettings
 from strata.federation.simulated_fleet import parse_stragglers
@@ -209,6 +210,7 @@ class Prepared:
     sizes: str | None = None  # of the devices' shares, where the partition is by name
     engine: Engine | Ray | None = None  # None: workers of its own on this machine
     adjusted: Callable[[Method, int], Method] | None = None
+    present: Callable[[int, int], Present] | None = None  # who is there in a round and attempt; None: always all
     pretrained: bool = False
     plain: nn.Module | None = None  # the user's model, where the method has added to it
     allowance: Allowance | None = None  # what devices may hold, where that was said
@@ -345,6 +347,7 @@ def round_settings(
         privacy=options.private,
         recomputed_flops=lambda cut, own: workspace.recomputed_flops(cut, own or training),
         adjusted=prepared.adjusted,
+        present=prepared.present,
         largest_loss=prepared.data.objective.largest_loss,
         norms=_norms(prepared, training),
         norm_factor=updates.norm_factor or None,

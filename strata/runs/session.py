@@ -22,6 +22,7 @@ from strata.engines import Engine
 from strata.execution import flops
 from strata.federation.device_store import DeviceStore
 from strata.federation.jobs import evaluate, final_state
+from strata.federation.membership import MEMBERS
 from strata.federation.privacy_accounting import Account
 from strata.federation.rounds import RoundFailed, RoundSettings, play
 from strata.federation.state import FederationState
@@ -263,6 +264,8 @@ class Session:
         over = self._over(round, costs["peaks"])
         if over:
             record[OVER] = over
+        if MEMBERS in costs:
+            record[MEMBERS] = costs[MEMBERS]
         record["seconds"] = rounded(time.monotonic() - began)
         self.folder.append(record)
         stop = None

@@ -27,6 +27,11 @@ from strata.core.errors import BadInput
 KEY = "strata"
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 EVALUATIONS = ("server", "devices")
+MEMBERS = ("open", "fixed")
+NOBODY_JOINS = (
+    "with differential privacy who takes part is fixed when the run begins, because epsilon is counted for so many "
+    "devices: leave out --members open"
+)
 
 _Settings = TypeVar("_Settings", "DeviceSettings", "RunSettings")
 
@@ -88,12 +93,15 @@ class Terms:
     wait: float = 600.0  # seconds to wait for them
     deadline: float | None = 3600.0  # seconds a device has for its answer; None in folders of older versions only
     evaluation: str = "server"  # server: on its test data; devices: on what they hold out, the counts summed
+    members: str = "open"  # open: devices may join the run and leave it; fixed: those that are there when it begins
 
     def __post_init__(self) -> None:
         if not _whole(self.minimum) or self.minimum < 1:
             raise BadInput(f"a run waits for at least 1 device, not {self.minimum!r}")
         if self.evaluation not in EVALUATIONS:
             raise BadInput(f"evaluation is done by the {' or the '.join(EVALUATIONS)}, not {self.evaluation!r}")
+        if self.members not in MEMBERS:
+            raise BadInput(f"who takes part is {' or '.join(MEMBERS)}, not {self.members!r}")
         _check_seconds(self.wait, "the time to wait for devices")
         _check_seconds(self.deadline, "the deadline of a round")
 
@@ -106,10 +114,11 @@ class RunSettings:
     out: str  # the run's folder: an absolute path on the server
     resume: bool = False
     from_round: int | None = None  # where it is resumed; None: after the newest checkpoint
-    minimum: int | None = None  # this and the next three: None where not given, see `terms`
+    minimum: int | None = None  # this and the next four: None where not given, see `terms`
     wait: float | None = None
     deadline: float | None = None
     evaluation: str | None = None
+    members: str | None = None
     workers: int = 0  # processes for the server's own evaluation; 0: the server app itself
     levels: int = 4  # at most this many budget levels are made of the devices' budgets
 

@@ -51,7 +51,8 @@ class SentTask:
 
 
 class FlowerEngine:
-    """`names`: device number -> name. `home` does the server's own work, or is None where it has no data.
+    """`names`: device number -> name; it grows where devices join. `home` does the server's own work, or is None where
+    it has no data.
 
     `needed`: updates, or a round is redone. `moving` False: devices keep their level, also where it was too much.
     `robust`: what devices measure for evaluation is aggregated by medians, as their updates are.
@@ -61,7 +62,7 @@ class FlowerEngine:
         self,
         messenger: Messenger,
         connected: ConnectedDevices,
-        names: Sequence[str],
+        names: list[str],
         assignment: Assignment,
         training: LocalTraining,
         model: str,
@@ -76,7 +77,7 @@ class FlowerEngine:
         moving: bool = True,
         robust: bool = False,
     ) -> None:
-        self.messenger, self.connected, self.names, self._assignment = messenger, connected, list(names), assignment
+        self.messenger, self.connected, self.names, self._assignment = messenger, connected, names, assignment
         self.training = {name: _plain(getattr(training, name)) for name in PLAIN}
         self.model, self._home, self._deadline, self._wait = model, home, deadline, wait
         self._needed, self._moving = needed, moving
@@ -232,6 +233,18 @@ class FlowerEngine:
         now, here = time.monotonic(), self.connected.devices
         self._gone = {name: self._gone.get(name, now) for name in self.names if name not in here}
 
+    def listen(self) -> None:
+        """Hears who came and who left; answers that come now are of work that nobody waits for any more."""
+        for _ in self.hear():
+            pass
+
+    def gone_for_good(self, name: str, seconds: float) -> str | None:
+        """Why a device that is not here has left; None where it may come back."""
+        if name in self.messenger.shut_out:
+            return "it was shut out for good"
+        away = time.monotonic() - self._gone.get(name, math.inf)
+        return f"it has been away for {away:.0f} s" if away > seconds else None
+
     def _note_holdings(self, answer: Answer) -> None:
         if answer.packet is None or "holds" not in answer.packet.meta:
             return
@@ -249,8 +262,7 @@ class FlowerEngine:
         connection must not use up a round's attempts."""
         needed = min(max(1, needed), len(wanted))
         while True:
-            for _ in self.hear():
-                pass
+            self.listen()
             free = [name for name in wanted if self.is_free(name)]
             expected = [name for name in wanted if name not in free and self._is_expected(name)]
             if len(free) >= needed or len(free) + len(expected) < needed:

@@ -133,7 +133,7 @@ class ConnectedDevices:
         self.structure: str | None = None  # the model's, once it is known
         self.labels = ""  # digest of the class names, once they are known
         self.kind: DataKind | None = None  # of the data, once it is known; None where the server has data of its own
-        self.allowed: Collection[str] | None = None  # names, once the fleet is fixed
+        self.allowed: Collection[str] | None = None  # names, where nobody else may join
 
     def refresh(self) -> None:
         """Greets newcomers and forgets who left. `take` hears their answers."""
@@ -174,6 +174,11 @@ class ConnectedDevices:
         self._known[node] = plain(reason, LONGEST)
         self._say(f"a device (node {node}) is not used: {self._known[node]}")
 
+    def turn_away(self, device: Device, reason: str) -> None:
+        """It is here, and of no use to the run."""
+        self.devices.pop(device.name, None)
+        self._refuse(device.node, reason)
+
     def _admit(self, device: Device) -> None:
         """Under its name; or says why not."""
         reason = self._objection(device)
@@ -193,7 +198,7 @@ class ConnectedDevices:
         if registered and registered != name:
             return f"it calls itself {name}, and its key is that of {registered}: start it with --name {registered}"
         if self.allowed is not None and name not in self.allowed:
-            return f"{name} was not there when the run began; it can take part in the next one"
+            return f"{name} was not there when the run began, and nobody may join it (--members fixed, or privacy)"
         if (reason := self.misfit(device)) is not None:
             return reason
         other = self.devices.get(name)

@@ -15,7 +15,7 @@ from strata.core.processes import Stopped, stopped_by_signals
 from strata.core.settings import as_json
 from strata.fleet.app_bundle import bundle, bundle_hash
 from strata.fleet.log_filter import PREFIX, LogFilter
-from strata.fleet.protocol.settings import KEY, RunSettings
+from strata.fleet.protocol.settings import KEY, NOBODY_JOINS, RunSettings
 from strata.fleet.security.addresses import Unreachable
 from strata.fleet.server.control import Access, Refused, connect
 
@@ -65,6 +65,8 @@ def run_settings(asked: Mapping[str, Any], args: argparse.Namespace, local: bool
         if args.evaluation == "devices":
             _refuse_server_data(asked)
         config.check(levels_needed=False)
+        if args.members == "open" and config.options.private is not None:
+            raise BadInput(NOBODY_JOINS)
         request = config.to_json()
     return RunSettings(
         request=request,
@@ -75,6 +77,7 @@ def run_settings(asked: Mapping[str, Any], args: argparse.Namespace, local: bool
         wait=args.wait,
         deadline=args.answer_deadline,
         evaluation=args.evaluation,
+        members=args.members,
         workers=args.server_workers,
         levels=RunSettings.levels if args.levels is None else args.levels,
     )
