@@ -56,9 +56,12 @@ class DeviceSettings:
     models: tuple[str, ...] = ()  # package.module:callable it is willing to build, besides Strata's own networks
     hard_limit: bool = True  # train under RLIMIT_DATA (Linux)
     only_sums: int | None = None  # train only in secure sums over at least so many devices; None: as the server asks
+    reading: tuple[tuple[str, Any], ...] = ()  # how text, tables and pictures are read: settings of data.Reading
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "models", tuple(self.models))
+        pairs = ((key, tuple(value) if isinstance(value, list) else value) for key, value in self.reading)
+        object.__setattr__(self, "reading", tuple(pairs))
         if not isinstance(self.name, str) or not NAME.fullmatch(self.name):
             raise BadInput(
                 f"a device's name is 1 to 64 letters, digits, dots, dashes or underscores, not {self.name!r}"

@@ -19,6 +19,7 @@ from strata.data import FederatedData, ImageSet
 from strata.federation.membership import MembershipLog
 from strata.federation.robust import updates_needed
 from strata.fleet.device.own_data import label_digest
+from strata.fleet.protocol.model_text import model_text
 from strata.fleet.protocol.settings import NOBODY_JOINS, RunSettings, Terms
 from strata.fleet.server.engine import FlowerEngine
 from strata.fleet.server.levels import Assignment, group, level_for, most_bytes, per_device
@@ -29,8 +30,9 @@ from strata.fleet.server.resuming import config_of, fitted
 from strata.fleet.server.roster import LevelAllowance, Roster, takes_part
 from strata.fleet.server.secure_checks import check_asked, check_fleet, secure_terms
 from strata.graph import ChannelGraph
-from strata.methods import method_class
-from strata.methods.heads import is_prepared
+from strata.graph.inputs import taken_by
+from strata.methods import METHODS, method_class
+from strata.methods.heads import is_prepared, prepared_model
 from strata.runs.config import RunConfig
 from strata.runs.folder import has_checkpoint, is_finished, refuse_used
 from strata.runs.launch import (
@@ -39,6 +41,7 @@ from strata.runs.launch import (
     make_method,
     make_model,
     make_training,
+    own_options,
     refuse_going_back,
     split_data,
 )
@@ -92,8 +95,10 @@ def run_on_fleet(grid: Grid, settings: RunSettings, told: Told | None = None) ->
     if not settings.resume:
         config = guarded(config)
     name = config.approach.method
-    if is_prepared(method_class(name)):
-        raise BadInput(f"{name} adds to the model, and real devices make the model by its name alone: simulate it")
+    adds = is_prepared(method_class(name))
+    if adds and name not in METHODS:
+        raise BadInput(f"{name} adds to the model, and real devices know Strata's own methods only: simulate it")
+    text = model_text(config.problem.model, name, own_options(config)) if adds else config.problem.model
     private = config.options.private is not None
     # runs of older versions were fixed, too
     usual = {"members": "fixed"} if private or saved is not None else {}
@@ -112,7 +117,7 @@ def run_on_fleet(grid: Grid, settings: RunSettings, told: Told | None = None) ->
         check_asked(config, terms)
 
     messenger = Messenger(grid)
-    connected = ConnectedDevices(messenger, config.problem.model, say)
+    connected = ConnectedDevices(messenger, text, say)
     is_open = terms.members == "open"
     known = None if saved is None else [name for name, stays in takes_part(saved).items() if stays]
     minimum = terms.minimum if known is None else min(terms.minimum, max(1, len(known)))
@@ -120,8 +125,10 @@ def run_on_fleet(grid: Grid, settings: RunSettings, told: Told | None = None) ->
     connected.gather(minimum, terms.wait, wanted)
 
     data = load_data(config) if terms.evaluation == "server" else _unseen_data(connected, saved)
-    model = make_model(config, data, with_weights=not has_checkpoint(out))
-    graph = ChannelGraph(model, data.inputs)
+    plain = make_model(config, data, with_weights=not has_checkpoint(out))
+    data = data.only(taken_by(plain, data.inputs.names))
+    model = prepared_model(method_class(name), plain, data.inputs, config.course.seed, own_options(config))
+    graph = ChannelGraph(model, data.inputs, width=config.approach.width)
     connected.structure = graph.hash
     connected.labels = label_digest(data.class_names) or _labels(connected, saved)
     members = _members(connected, wanted, say)
@@ -159,7 +166,7 @@ def run_on_fleet(grid: Grid, settings: RunSettings, told: Told | None = None) ->
     facts = {
         **asdict(terms),
         "classes": data.classes,
-        "input": list(data.input_shape),
+        "input": list(data.inputs.inputs[0].shape),
         "mean": list(data.train.mean),
         "std": list(data.train.std),
         "augmentation": data.augmentation,
@@ -177,7 +184,7 @@ def run_on_fleet(grid: Grid, settings: RunSettings, told: Told | None = None) ->
         fleet,
         assignment,
         training,
-        config.problem.model,
+        text,
         home=home,
         deadline=terms.deadline,
         wait=terms.wait,
@@ -196,6 +203,7 @@ def run_on_fleet(grid: Grid, settings: RunSettings, told: Told | None = None) ->
     try:
         prepared = Prepared(
             model=model,
+            plain=plain,
             data=data,
             method=starting,
             options=config.options,
@@ -205,7 +213,7 @@ def run_on_fleet(grid: Grid, settings: RunSettings, told: Told | None = None) ->
             engine=engine,
             adjusted=None if private else adjusted,
             present=None if private else lambda round, attempt: roster.at(round, attempt, engine),
-            pretrained=config.problem.init is not None,
+            pretrained=config.pretrained,
             allowance=LevelAllowance(tuple(assignment.levels[level] for level in assignment.start), "peak", assignment),
         )
         return launch(config, out, resume=settings.resume, from_round=settings.from_round, prepared=prepared)
@@ -265,6 +273,10 @@ def _unseen_data(connected: ConnectedDevices, saved: Mapping[str, Any] | None) -
         mean, std = (
             [round(median(values), 6) for values in zip(*(getattr(device, key) for device in alike), strict=True)]
             for key in ("mean", "std")
+        )
+    if not mean:
+        raise BadInput(
+            "what is not images is evaluated on data of the server's own: give --evaluation server and --data"
         )
     connected.kind = kind
     blank = ImageSet(
