@@ -1,4 +1,4 @@
-# make demo | test | fuzz | bench | docs | lint: each makes .venv and installs Strata into it first, once.
+# make demo | test | fuzz | bench | docs | lint | native | native-arm64: each makes .venv and installs Strata into it first, once.
 # Needs Python 3.11, pip and make. `make PYTHON=/path/to/python3.11 test` to name another interpreter.
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
@@ -11,7 +11,7 @@ export MKL_NUM_THREADS := 1
 # Tests start hundreds of processes: none of them should compile Strata again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test lint pytest fuzz bench docs clean
+.PHONY: demo test lint pytest fuzz bench docs clean native native-arm64
 .DEFAULT_GOAL := test
 
 $(STAMP): pyproject.toml
@@ -48,5 +48,29 @@ docs: $(STAMP)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 	@echo "open site/index.html"
 
+# The native device (docs/pocket.md): cmake, a C++17 compiler, and ExecuTorch's wheel for its headers and libraries,
+# without the dependencies that nothing here imports.
+EXECUTORCH_VERSION := 1.5.1
+EXPORT_STAMP := .venv/.executorch-$(EXECUTORCH_VERSION)
+$(EXPORT_STAMP): $(STAMP)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps executorch==$(EXECUTORCH_VERSION)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check flatbuffers tabulate ruamel.yaml
+	touch $@
+
+native: $(EXPORT_STAMP)
+	cmake -S native -B native/build \
+		-DEXECUTORCH="$$($(BIN)/python -c 'import executorch; print(list(executorch.__path__)[0])')"
+	cmake --build native/build --parallel 2
+
+# Debian: g++-aarch64-linux-gnu. The wheel for aarch64 is only unpacked.
+native-arm64: $(STAMP)
+	mkdir -p native/build-arm64/wheel
+	$(BIN)/python -m pip download --quiet --disable-pip-version-check --no-deps --only-binary :all: \
+		--platform manylinux_2_28_aarch64 --dest native/build-arm64 executorch==$(EXECUTORCH_VERSION)
+	$(BIN)/python -m zipfile -e native/build-arm64/executorch-*aarch64.whl native/build-arm64/wheel
+	cmake -S native -B native/build-arm64 -DCMAKE_TOOLCHAIN_FILE=arm64.cmake \
+		-DEXECUTORCH="$(CURDIR)/native/build-arm64/wheel/executorch"
+	cmake --build native/build-arm64 --parallel 2
+
 clean:
-	rm -rf .venv site build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf native/build native/build-arm64 .venv site build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

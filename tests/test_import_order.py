@@ -10,7 +10,7 @@ import strata
 
 ROOMS = (
     "core", "models", "ops", "graph", "execution", "planning", "methods", "data", "training", "engines", "federation",
-    "runs", "results", "report", "experiments", "fleet", "cli",
+    "runs", "export", "results", "report", "experiments", "fleet", "cli",
 )  # fmt: skip
 HERE = Path(strata.__file__).parent
 

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from strata import __version__
 from strata.core.errors import BadInput, Infeasible
 
-COMMANDS = ("fit", "plan", "run", "compare", "report", "watch", "data", "methods", "experiment", "fleet")
+COMMANDS = ("fit", "plan", "run", "compare", "report", "watch", "data", "methods", "experiment", "fleet", "export")
 
 
 def build_parser() -> argparse.ArgumentParser:

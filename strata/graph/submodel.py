@@ -114,6 +114,8 @@ def _rewritten(
             source = replaced.get(one.input, made[one.input])
             replaced[one.input] = emit(one.call(source), {})
         made[step.node] = emit(step.call, replaced)
+        if "stack_trace" in step.node.meta:  # the user's line, for whoever has to name it
+            made[step.node].meta["stack_trace"] = step.node.meta["stack_trace"]
     new.output(made[mode.outputs[output]])
     return new
 
@@ -147,6 +149,12 @@ def _compiled(codes: Mapping[str, Code]) -> dict[str, Callable[..., Tensor]]:
 def compiled(graph: fx.Graph, mode_name: str) -> Callable[..., Tensor]:
     """Its Python code, as a function of the module and its inputs; each value is dropped after its last use."""
     return _code(graph).function(mode_name)
+
+
+def graph_of(module: SubModel, graph: ChannelGraph, mode_name: str) -> fx.Graph:
+    """What the submodel runs in this mode ("train" or "eval"), for those who run it otherwise."""
+    cut: Cut = module.cut
+    return _rewritten(module, graph, cut, graph.kept_table(cut), mode_name, graph.output_named(cut.output))
 
 
 def _attach(root: nn.Module, name: str, value: Tensor, persistent: bool = True) -> None:

@@ -25,8 +25,9 @@ from strata.fleet.protocol import codec
 from strata.fleet.protocol.failures import sentence
 from strata.fleet.server.evaluation import DeviceEvaluation
 from strata.fleet.server.levels import Assignment
-from strata.fleet.server.members import ConnectedDevices, Device, digests
+from strata.fleet.server.members import ConnectedDevices, Device, digests, program_ids
 from strata.fleet.server.messages import Answer, Messenger, plain
+from strata.fleet.server.native_devices import NativeDevices, ProgramSigner, StepPrograms
 from strata.fleet.server.secure_training import SecureTerms, SecureTraining
 from strata.methods.base import Phase
 from strata.training import LocalTraining, Update
@@ -68,6 +69,7 @@ class FlowerEngine:
     `needed`: updates, or a round is redone. `moving` False: devices keep their level, also where it was too much.
     `robust`: what devices measure for evaluation is aggregated by medians, as their updates are.
     `secure`: updates come masked, and only sums of them are seen.
+    `programs`: for devices without torch.
     """
 
     def __init__(
@@ -89,14 +91,16 @@ class FlowerEngine:
         moving: bool = True,
         robust: bool = False,
         secure: SecureTerms | None = None,
+        programs: StepPrograms | None = None,
     ) -> None:
         self.messenger, self.connected, self.names, self._assignment = messenger, connected, names, assignment
         self.training = {name: _plain(getattr(training, name)) for name in PLAIN}
-        self.model, self._home, self._deadline, self._wait = model, home, deadline, wait
+        self.model, self._home, self.deadline, self._wait = model, home, deadline, wait
         self._needed, self._moving = needed, moving
         self._gone: dict[str, float] = {}  # since when a device has not been connected
         self.say, self._save, self._is_saved = say, save, False
         self._evaluation = DeviceEvaluation(self, graph, robust, training.objective)
+        self.native = None if programs is None else NativeDevices(self, programs, ProgramSigner.of_environment())
         self._frozen: dict[str, tuple[Any, dict[str, str]]] = {}  # cut -> the state it was taken from, digests
         self._secure = None if secure is None else SecureTraining(self, secure)
 
@@ -126,6 +130,8 @@ class FlowerEngine:
         if self._secure is not None:
             yield from self._secure.run(jobs, state)
             return
+        if self.native is not None:
+            self.native.offer_for(jobs)
         tasks = [SentTask(index, job, self.names[job.task.device], "", self.until()) for index, job in enumerate(jobs)]
         yield from self._trained(tasks, state)
 
@@ -157,7 +163,7 @@ class FlowerEngine:
                 gone = id not in self.messenger.open
                 if gone or time.monotonic() >= mine.until:
                     del asked[id]
-                    reason = "disconnected" if gone else f"no answer within {self._deadline:g} s"
+                    reason = "disconnected" if gone else f"no answer within {self.deadline:g} s"
                     yield Outcome(mine.index, None, reason)
             if asked:
                 self.messenger.pause()
@@ -169,10 +175,13 @@ class FlowerEngine:
         if isinstance(device, str):
             return device
         phase = _only_phase(mine.job)
+        other = self.native.task(device, phase) if self.native is not None and device.native is not None else {}
+        if isinstance(other, str):
+            return other
         frozen = self._digests(task.cut, state)
         held = frozenset() if mine.again else device.holds
         mine.token = secrets.token_hex(16)
-        left = None if self._deadline is None else max(0.001, mine.until - time.monotonic())
+        left = None if self.deadline is None else max(0.001, mine.until - time.monotonic())
         data = codec.encode(
             {
                 "what": "train",
@@ -182,12 +191,13 @@ class FlowerEngine:
                 "device": task.device,
                 "lr": mine.job.lr,
                 "seeds": list(astuple(TaskSeeds.of(mine.job.seed, task))),
-                "training": self._training_of(phase),
+                "training": self.training_of(phase),
                 "cut": task.cut.to_json(),
                 "levels": [cut.to_json() for cut in phase.levels],
                 "frozen": frozen,
                 "deadline": left,
                 **({} if mine.secure is None else {"secure": mine.secure}),
+                **other,
             },
             {name: task.cut.extract_one(name, state[name]) for name in task.cut.shapes if frozen.get(name) not in held},
         )
@@ -205,9 +215,13 @@ class FlowerEngine:
         if self._assignment.level(job.task.device) < 0:
             return "has too little memory for any level"
         busy = self.messenger.busy(device.node)
-        return device if busy is None else f"still busy with round {busy.round}"
+        if busy is not None:
+            return f"still busy with round {busy.round}"
+        if self._secure is not None and device.native is not None:
+            return "a thin device, which cannot mask its update"
+        return device
 
-    def _training_of(self, phase: Phase) -> dict[str, Any]:
+    def training_of(self, phase: Phase) -> dict[str, Any]:
         """With the phase's own way to take steps, where it has one."""
         own = phase.execution
         return self.training if own is None else self.training | {name: getattr(own, name) for name in EXECUTED}
@@ -221,24 +235,24 @@ class FlowerEngine:
         except Exception as error:  # what one device writes costs it its update, never the run
             return Outcome(mine.index, None, plain(f"its answer cannot be read ({error!r})"))
         if next_step == "move down":
-            return replace(outcome, reason=f"{outcome.reason}; {self._move_down(mine)}")
+            return replace(outcome, reason=f"{outcome.reason}; {self.move_down(mine.job)}")
         if next_step == "send all" and not mine.again:
             mine.again = True
             problem = self._send(asked, mine, state)
             return None if problem is None else Outcome(mine.index, None, problem)
         return outcome
 
-    def _move_down(self, mine: SentTask) -> str:
-        """The device could not hold its level; what is said about it."""
+    def move_down(self, job: TrainJob) -> str:
+        """The job's device could not hold its level; what is said about it."""
+        device, name = job.task.device, self.names[job.task.device]
         if not self._moving:
             said = "it keeps its level, and contributes nothing"
         else:
-            device = mine.job.task.device
-            level = self._assignment.move_down(device, mine.job.task.round)
+            level = self._assignment.move_down(device, job.task.round)
             self._save()
             size = f"of {self._assignment.levels[level]} bytes" if level >= 0 else ""
             said = f"moved to the level {size}" if level >= 0 else "there is no smaller level for it"
-        self.say(f"{mine.name} ran out of memory: {said}")
+        self.say(f"{name} ran out of memory: {said}")
         return said
 
     def _digests(self, cut: Cut, state: Mapping[str, Tensor]) -> dict[str, str]:
@@ -257,7 +271,7 @@ class FlowerEngine:
     # --- what training and evaluation share ---------------------------------------------------------------------
 
     def until(self) -> float:
-        return math.inf if self._deadline is None else time.monotonic() + self._deadline
+        return math.inf if self.deadline is None else time.monotonic() + self.deadline
 
     def hear(self) -> Iterator[Answer]:
         """New answers, other than to greetings; keeps in mind what devices say they hold."""
@@ -292,7 +306,7 @@ class FlowerEngine:
                     held = digests(answer.packet.meta["holds"])
                 except codec.Malformed:
                     held = frozenset()
-                self.connected.devices[name] = replace(device, holds=held)
+                self.connected.devices[name] = replace(device, holds=held, programs=_programs(answer, device))
                 return
 
     def await_devices(self, wanted: Sequence[str], needed: int) -> None:
@@ -367,6 +381,15 @@ def update_of(meta: Mapping[str, Any], tensors: dict[str, Tensor]) -> Update:
         peak_bytes=said("peak_bytes"),
         cut_hash=said("cut"),
     )
+
+
+def _programs(answer: Answer, device: Device) -> frozenset[str]:
+    """As it says, where it says so: one that had no more room has let some go."""
+    assert answer.packet is not None
+    try:
+        return program_ids(answer.packet.meta.get("programs", list(device.programs)))
+    except codec.Malformed:
+        return frozenset()
 
 
 def _plain(value: Any) -> Any:

@@ -25,6 +25,7 @@ KINDS = {
     "hello": MessageType.QUERY,
     "train": MessageType.TRAIN,
     "secure": MessageType.QUERY,
+    "program": MessageType.QUERY,
     "statistics": MessageType.EVALUATE,
     "evaluate": MessageType.EVALUATE,
 }

@@ -26,6 +26,7 @@ from strata.fleet.server.levels import Assignment, group, level_for, most_bytes,
 from strata.fleet.server.members import ConnectedDevices, DataKind, Device, in_order
 from strata.fleet.server.members_record import Told
 from strata.fleet.server.messages import Messenger, names
+from strata.fleet.server.native_devices import StepPrograms, exporter
 from strata.fleet.server.resuming import config_of, fitted
 from strata.fleet.server.roster import LevelAllowance, Roster, takes_part
 from strata.fleet.server.secure_checks import check_asked, check_fleet, secure_terms
@@ -174,7 +175,7 @@ def run_on_fleet(grid: Grid, settings: RunSettings, told: Told | None = None) ->
     }
 
     def save() -> None:
-        write_json(out / FILE, {**roster.to_json(), **facts})
+        write_json(out / FILE, {**roster.to_json(), **facts, "runtimes": connected.runtimes})
 
     roster.save = save
     roster.told = told or roster.told
@@ -195,6 +196,7 @@ def run_on_fleet(grid: Grid, settings: RunSettings, told: Told | None = None) ->
         needed=roster.needed,
         robust=robust is not None,
         secure=secure_terms(config, terms),
+        programs=StepPrograms(exporter(graph, model, config.problem.model), out / "programs"),
     )
 
     def adjusted(method: Method, round: int) -> Method:

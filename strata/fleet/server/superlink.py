@@ -20,7 +20,7 @@ from strata.fleet.environment import be_quiet
 from strata.fleet.flower_patches import patch_server
 from strata.fleet.security.addresses import Address
 from strata.fleet.security.audit import AUDIT, AuditLog, audit_folder
-from strata.fleet.security.keys import KeyFolder
+from strata.fleet.security.keys import KEY_FOLDER, KeyFolder
 from strata.fleet.security.tokens import Tokens
 from strata.fleet.server.run_endings import RunEndings
 
@@ -38,6 +38,8 @@ def main() -> None:
     for name in ("--host", "--port", "--ssl-ca-certfile", "--superexec-auth-secret-file"):
         parser.add_argument(name)
     given, _ = parser.parse_known_args()
+    if keys is not None:
+        os.environ[KEY_FOLDER] = keys  # for the server apps, which sign programs
     address = Address(given.host, int(given.port)).local
     authority = None if given.ssl_ca_certfile is None else Path(given.ssl_ca_certfile)
     secret = Path(given.superexec_auth_secret_file)

@@ -1,0 +1,385 @@
+"""Operators of an exported step that have kernels of our own (native/kernels.cpp), as torch knows them.
+
+ExecuTorch's portable kernels have no backward of convolutions, are several times slower, and take copies of the size of
+an activation where these take none. Each operator is defined here by what torch computes, for tracing and as what its
+kernel is tested against; those of the forward pass also say their gradients in operators that have kernels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+aten = torch.ops.aten
+_library = torch.library.Library("strata", "DEF")
+Ints = Sequence[int]
+
+_CONV = "int[] stride, int[] padding, int[] dilation, int groups"
+_SCHEMAS = {  # arguments, and the names of the results
+    "conv2d": (f"Tensor x, Tensor w, Tensor? b, {_CONV}", ("out",)),
+    "conv2d_grad_input": (f"Tensor dy, Tensor w, int height, int width, {_CONV}", ("out",)),
+    "conv2d_grad_weight": (f"Tensor dy, Tensor x, Tensor w, {_CONV}", ("out",)),
+    "channel_sum": ("Tensor x", ("out",)),
+    "linear": ("Tensor x, Tensor w, Tensor? b", ("out",)),
+    "linear_grad_input": ("Tensor dy, Tensor w", ("out",)),
+    "linear_grad_weight": ("Tensor dy, Tensor x", ("out",)),
+    "row_sum": ("Tensor x", ("out",)),
+    "batch_norm": ("Tensor x, Tensor? w, Tensor? b, float eps", ("out", "mean", "invstd")),
+    "batch_norm_backward": ("Tensor dy, Tensor x, Tensor mean, Tensor invstd, Tensor? w", ("dx", "dw", "db")),
+    "batch_norm_statistics": ("Tensor x, Tensor? w, Tensor? b, float eps", ("out", "mean", "var")),
+    "normalise": ("Tensor x, Tensor? w, Tensor? b, Tensor mean, Tensor var, float eps", ("out",)),
+    "normalise_backward": (
+        "Tensor dy, Tensor x, Tensor? w, Tensor mean, Tensor var, float eps",
+        ("dx", "dw", "db"),
+    ),
+    "relu": ("Tensor x", ("out",)),
+    "relu_backward": ("Tensor dy, Tensor y", ("out",)),
+    "clamp": ("Tensor x, float low, float high", ("out",)),
+    "clamp_backward": ("Tensor dy, Tensor x, float low, float high", ("out",)),
+    "avg_pool2d": ("Tensor x, int[] kernel, int[] stride, int[] padding, bool count_pad", ("out",)),
+    "avg_pool2d_backward": (
+        "Tensor dy, int height, int width, int[] kernel, int[] stride, int[] padding, bool count_pad",
+        ("out",),
+    ),
+    "max_pool2d": ("Tensor x, int[] kernel, int[] stride, int[] padding, int[] dilation", ("out", "at")),
+    "max_pool2d_backward": ("Tensor dy, Tensor at, int height, int width", ("out",)),
+    "spatial_mean": ("Tensor x", ("out",)),
+    "spatial_mean_backward": ("Tensor dy, int height, int width", ("out",)),
+    "dropout_mask": ("Tensor x, float p, int number", ("out",)),
+    "cross_entropy": ("Tensor scores, Tensor labels", ("loss", "gradient")),
+    "add_to": ("Tensor gradient, int slot", ("out",)),
+}
+
+
+def _define(name: str, arguments: str, results: Sequence[str]) -> None:
+    """With the variant that writes into given tensors, which is what a program calls."""
+    letters = "abcdefgh"[: len(results)]
+    one = len(results) == 1
+    returned = "Tensor" if one else "(" + ", ".join("Tensor" for _ in results) + ")"
+    _library.define(f"{name}({arguments}) -> {returned}")
+    outs = ", ".join(f"Tensor({letter}!) {result}" for letter, result in zip(letters, results, strict=True))
+    marked = [f"Tensor({letter}!)" for letter in letters]
+    _library.define(f"{name}.out({arguments}, *, {outs}) -> {marked[0] if one else '(' + ', '.join(marked) + ')'}")
+
+
+for _name, (_arguments, _results) in _SCHEMAS.items():
+    _define(_name, _arguments, _results)
+ops = torch.ops.strata
+
+
+# --- what each computes ------------------------------------------------------------------------------------------
+
+
+def conv2d(x: Tensor, w: Tensor, b: Tensor | None, stride: Ints, padding: Ints, dilation: Ints, groups: int) -> Tensor:
+    return aten.convolution(x, w, b, stride, padding, dilation, False, [0, 0], groups).contiguous()
+
+
+def conv2d_grad_input(
+    dy: Tensor, w: Tensor, height: int, width: int, stride: Ints, padding: Ints, dilation: Ints, groups: int
+) -> Tensor:
+    x = dy.new_empty([dy.shape[0], w.shape[1] * groups, height, width])
+    common = (stride, padding, dilation, False, [0, 0], groups)
+    return aten.convolution_backward(dy, x, w, None, *common, [True, False, False])[0].contiguous()
+
+
+def conv2d_grad_weight(
+    dy: Tensor, x: Tensor, w: Tensor, stride: Ints, padding: Ints, dilation: Ints, groups: int
+) -> Tensor:
+    common = (stride, padding, dilation, False, [0, 0], groups)
+    return aten.convolution_backward(dy, x, w, None, *common, [False, True, False])[1].contiguous()
+
+
+def channel_sum(x: Tensor) -> Tensor:
+    """[N, C, ...] -> [C]"""
+    return x.sum([0, *range(2, x.dim())])
+
+
+def linear(x: Tensor, w: Tensor, b: Tensor | None) -> Tensor:
+    return aten.linear(x, w, b)
+
+
+def linear_grad_input(dy: Tensor, w: Tensor) -> Tensor:
+    return dy @ w
+
+
+def linear_grad_weight(dy: Tensor, x: Tensor) -> Tensor:
+    return dy.reshape(-1, dy.shape[-1]).t() @ x.reshape(-1, x.shape[-1])
+
+
+def row_sum(x: Tensor) -> Tensor:
+    """[..., K] -> [K]"""
+    return x.sum(list(range(x.dim() - 1)))
+
+
+def _along_channels(value: Tensor, x: Tensor) -> Tensor:
+    return value.view([1, -1] + [1] * (x.dim() - 2))
+
+
+def _affine(x: Tensor, mean: Tensor, invstd: Tensor, w: Tensor | None, b: Tensor | None) -> Tensor:
+    out = (x - _along_channels(mean, x)) * _along_channels(invstd, x)
+    out = out if w is None else out * _along_channels(w, x)
+    return out if b is None else out + _along_channels(b, x)
+
+
+def batch_norm(x: Tensor, w: Tensor | None, b: Tensor | None, eps: float) -> tuple[Tensor, Tensor, Tensor]:
+    axes = [0, *range(2, x.dim())]
+    mean = x.mean(axes)
+    invstd = (x.var(axes, correction=0) + eps).rsqrt()
+    return _affine(x, mean, invstd, w, b), mean, invstd
+
+
+def batch_norm_backward(
+    dy: Tensor, x: Tensor, mean: Tensor, invstd: Tensor, w: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor]:
+    axes = [0, *range(2, x.dim())]
+    count = x.numel() / x.shape[1]
+    centred = x - _along_channels(mean, x)
+    db = dy.sum(axes)
+    dw = (dy * centred).sum(axes) * invstd
+    scale = invstd if w is None else invstd * w
+    inner = dy - _along_channels(db / count, x) - centred * _along_channels(invstd * dw / count, x)
+    return inner * _along_channels(scale, x), dw, db
+
+
+def batch_norm_statistics(x: Tensor, w: Tensor | None, b: Tensor | None, eps: float) -> tuple[Tensor, Tensor, Tensor]:
+    """The same with the variance over n - 1, as running statistics hold it."""
+    out, mean, _ = batch_norm(x, w, b, eps)
+    return out, mean, x.var([0, *range(2, x.dim())], correction=1)
+
+
+def normalise(x: Tensor, w: Tensor | None, b: Tensor | None, mean: Tensor, var: Tensor, eps: float) -> Tensor:
+    return _affine(x, mean, (var + eps).rsqrt(), w, b)
+
+
+def normalise_backward(
+    dy: Tensor, x: Tensor, w: Tensor | None, mean: Tensor, var: Tensor, eps: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    axes = [0, *range(2, x.dim())]
+    invstd = (var + eps).rsqrt()
+    dw = (dy * (x - _along_channels(mean, x))).sum(axes) * invstd
+    return dy * _along_channels(invstd if w is None else invstd * w, x), dw, dy.sum(axes)
+
+
+def relu(x: Tensor) -> Tensor:
+    return x.clamp(min=0)
+
+
+def relu_backward(dy: Tensor, y: Tensor) -> Tensor:
+    return torch.where(y > 0, dy, 0)
+
+
+def clamp(x: Tensor, low: float, high: float) -> Tensor:
+    return x.clamp(low, high)
+
+
+def clamp_backward(dy: Tensor, x: Tensor, low: float, high: float) -> Tensor:
+    """As torch's hardtanh, not clamp: at the bounds themselves there is no gradient."""
+    return torch.where((x > low) & (x < high), dy, 0)
+
+
+def avg_pool2d(x: Tensor, kernel: Ints, stride: Ints, padding: Ints, count_pad: bool) -> Tensor:
+    return aten.avg_pool2d(x, kernel, stride, padding, False, count_pad).contiguous()
+
+
+def avg_pool2d_backward(
+    dy: Tensor, height: int, width: int, kernel: Ints, stride: Ints, padding: Ints, count_pad: bool
+) -> Tensor:
+    x = dy.new_empty([*dy.shape[:2], height, width])
+    return aten.avg_pool2d_backward(dy, x, kernel, stride, padding, False, count_pad, None).contiguous()
+
+
+def max_pool2d(x: Tensor, kernel: Ints, stride: Ints, padding: Ints, dilation: Ints) -> tuple[Tensor, Tensor]:
+    out, at = aten.max_pool2d_with_indices(x, kernel, stride, padding, dilation)
+    return out.contiguous(), at.contiguous()
+
+
+def max_pool2d_backward(dy: Tensor, at: Tensor, height: int, width: int) -> Tensor:
+    flat = dy.new_zeros([dy.shape[0], dy.shape[1], height * width])
+    return flat.scatter_add(2, at.flatten(2), dy.flatten(2)).view([dy.shape[0], dy.shape[1], height, width])
+
+
+def spatial_mean(x: Tensor) -> Tensor:
+    """[N, C, H, W] -> [N, C]"""
+    return x.mean([2, 3])
+
+
+def spatial_mean_backward(dy: Tensor, height: int, width: int) -> Tensor:
+    return (dy / (height * width))[:, :, None, None].expand(-1, -1, height, width).contiguous()
+
+
+def dropout_mask(x: Tensor, p: float, number: int) -> Tensor:
+    """Zeros where a value is dropped, 1 / (1 - p) elsewhere. `number`: of the dropout in its network. Kernels draw from
+    the training's seed; torch's own generator is another."""
+    return torch.where(torch.rand_like(x) < p, 0.0, 1.0 / (1.0 - p)) if p < 1 else torch.zeros_like(x)
+
+
+def cross_entropy(scores: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    """The mean over the samples, and its gradient by the scores."""
+    rows = scores.log_softmax(1)
+    picked = torch.nn.functional.one_hot(labels, scores.shape[1]).to(scores.dtype)
+    return -(rows * picked).sum() / scores.shape[0], (rows.exp() - picked) / scores.shape[0]
+
+
+def add_to(gradient: Tensor, slot: int) -> Tensor:
+    """The kernel adds the gradient to what earlier parts of the batch gave, outside the program's memory."""
+    return gradient.new_zeros([1])
+
+
+# --- of which shape: for tracing, where the number of samples is not known -----------------------------------------
+
+
+def _out_size(size: int, kernel: int, stride: int, padding: int, dilation: int = 1) -> int:
+    return (size + 2 * padding - dilation * (kernel - 1) - 1) // stride + 1
+
+
+def _conv2d_shape(x: Tensor, w: Tensor, b: Any, stride: Ints, padding: Ints, dilation: Ints, groups: int) -> Tensor:
+    sides = (_out_size(x.shape[2 + i], w.shape[2 + i], stride[i], padding[i], dilation[i]) for i in range(2))
+    return x.new_empty([x.shape[0], w.shape[0], *sides])
+
+
+def _pool_shape(x: Tensor, kernel: Ints, stride: Ints, padding: Ints, dilation: Ints = (1, 1)) -> list[int]:
+    sides = (_out_size(x.shape[2 + i], kernel[i], stride[i], padding[i], dilation[i]) for i in range(2))
+    return [*x.shape[:2], *sides]
+
+
+def _norm_shape(x: Tensor, *others: Any) -> tuple[Tensor, Tensor, Tensor]:
+    return torch.empty_like(x), x.new_empty([x.shape[1]]), x.new_empty([x.shape[1]])
+
+
+def _same_shape(x: Tensor, *others: Any) -> Tensor:
+    return torch.empty_like(x)
+
+
+_SHAPES: dict[Any, Any] = {
+    conv2d: _conv2d_shape,
+    conv2d_grad_input: lambda dy, w, height, width, s, p, d, groups: dy.new_empty(
+        [dy.shape[0], w.shape[1] * groups, height, width]
+    ),
+    conv2d_grad_weight: lambda dy, x, w, *options: torch.empty_like(w),
+    channel_sum: lambda x: x.new_empty([x.shape[1]]),
+    linear: lambda x, w, b: x.new_empty([*x.shape[:-1], w.shape[0]]),
+    linear_grad_input: lambda dy, w: dy.new_empty([*dy.shape[:-1], w.shape[1]]),
+    linear_grad_weight: lambda dy, x: dy.new_empty([dy.shape[-1], x.shape[-1]]),
+    row_sum: lambda x: x.new_empty([x.shape[-1]]),
+    batch_norm: _norm_shape,
+    batch_norm_backward: _norm_shape,
+    batch_norm_statistics: _norm_shape,
+    normalise: _same_shape,
+    normalise_backward: _norm_shape,
+    relu: _same_shape,
+    relu_backward: _same_shape,
+    clamp: _same_shape,
+    clamp_backward: _same_shape,
+    avg_pool2d: lambda x, k, s, p, counts: x.new_empty(_pool_shape(x, k, s, p)),
+    avg_pool2d_backward: lambda dy, height, width, *rest: dy.new_empty([*dy.shape[:2], height, width]),
+    max_pool2d: lambda x, k, s, p, d: (
+        x.new_empty(_pool_shape(x, k, s, p, d)), x.new_empty(_pool_shape(x, k, s, p, d), dtype=torch.int64)
+    ),
+    max_pool2d_backward: lambda dy, at, height, width: dy.new_empty([*dy.shape[:2], height, width]),
+    spatial_mean: lambda x: x.new_empty(x.shape[:2]),
+    spatial_mean_backward: lambda dy, height, width: dy.new_empty([*dy.shape, height, width]),
+    dropout_mask: _same_shape,
+    cross_entropy: lambda scores, labels: (scores.new_empty([]), torch.empty_like(scores)),
+    add_to: lambda gradient, slot: gradient.new_empty([1]),
+}  # fmt: skip
+for _function, _shape in _SHAPES.items():
+    _library.impl(_function.__name__, _function, "CPU")
+    torch.library.register_fake(f"strata::{_function.__name__}", _shape, lib=_library)
+
+
+# --- their gradients ---------------------------------------------------------------------------------------------
+
+
+def _with_gradient(name: str, keep: Any, backward: Any) -> None:
+    """`keep(inputs, output)`: the tensors to save, and what else backward needs; it gets both and the gradients."""
+
+    def setup(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        saved, ctx.rest = keep(inputs, output)
+        ctx.save_for_backward(*saved)
+
+    def run(ctx: Any, *gradients: Any) -> Any:
+        return backward(ctx.saved_tensors, ctx.rest, ctx.needs_input_grad, *gradients)
+
+    torch.library.register_autograd(f"strata::{name}", run, setup_context=setup, lib=_library)
+
+
+def _conv2d_keep(inputs: Any, output: Tensor) -> Any:
+    x, w, _, *options = inputs
+    return (x, w), (x.shape[2], x.shape[3], options)
+
+
+def _conv2d_backward(saved: Any, rest: Any, wanted: Sequence[bool], dy: Tensor) -> Any:
+    (x, w), (height, width, options) = saved, rest
+    dw = ops.conv2d_grad_weight(dy, x, w, *options) if wanted[1] else None  # first: then the input may go
+    dx = ops.conv2d_grad_input(dy, w, height, width, *options) if wanted[0] else None
+    return dx, dw, ops.channel_sum(dy) if wanted[2] else None, None, None, None, None
+
+
+def _linear_backward(saved: Any, rest: Any, wanted: Sequence[bool], dy: Tensor) -> Any:
+    x, w = saved
+    dw = ops.linear_grad_weight(dy, x) if wanted[1] else None
+    dx = ops.linear_grad_input(dy, w) if wanted[0] else None
+    return dx, dw, ops.row_sum(dy) if wanted[2] else None
+
+
+def _batch_norm_keep(inputs: Any, output: Any) -> Any:
+    x, w, _, _ = inputs
+    return (x, output[1], output[2], *(() if w is None else (w,))), None
+
+
+def _batch_norm_backward(saved: Any, rest: Any, wanted: Sequence[bool], dy: Tensor, *others: Any) -> Any:
+    x, mean, invstd, *w = saved
+    dx, dw, db = ops.batch_norm_backward(dy, x, mean, invstd, w[0] if w else None)
+    return dx if wanted[0] else None, dw if wanted[1] else None, db if wanted[2] else None, None
+
+
+def _normalise_keep(inputs: Any, output: Any) -> Any:
+    x, w, _, mean, var, eps = inputs
+    return (x, mean, var, *(() if w is None else (w,))), eps
+
+
+def _normalise_backward(saved: Any, eps: float, wanted: Sequence[bool], dy: Tensor) -> Any:
+    x, mean, var, *w = saved
+    dx, dw, db = ops.normalise_backward(dy, x, w[0] if w else None, mean, var, eps)
+    return dx if wanted[0] else None, dw if wanted[1] else None, db if wanted[2] else None, None, None, None
+
+
+_with_gradient("conv2d", _conv2d_keep, _conv2d_backward)
+_with_gradient("linear", lambda inputs, output: (inputs[:2], None), _linear_backward)
+_with_gradient("batch_norm", _batch_norm_keep, _batch_norm_backward)
+_with_gradient("normalise", _normalise_keep, _normalise_backward)
+_with_gradient(
+    "relu",
+    lambda inputs, output: ((output,), None),
+    lambda saved, rest, wanted, dy: ops.relu_backward(dy, saved[0]),
+)
+_with_gradient(
+    "clamp",
+    lambda inputs, output: ((inputs[0],), inputs[1:]),
+    lambda saved, rest, wanted, dy: (ops.clamp_backward(dy, saved[0], *rest), None, None),
+)
+_with_gradient(
+    "avg_pool2d",
+    lambda inputs, output: ((), (inputs[0].shape[2], inputs[0].shape[3], inputs[1:])),
+    lambda saved, rest, wanted, dy: (
+        ops.avg_pool2d_backward(dy, rest[0], rest[1], *rest[2]), None, None, None, None
+    ),
+)  # fmt: skip
+_with_gradient(
+    "max_pool2d",
+    lambda inputs, output: ((output[1],), (inputs[0].shape[2], inputs[0].shape[3])),
+    lambda saved, rest, wanted, dy, _: (ops.max_pool2d_backward(dy, saved[0], *rest), None, None, None, None),
+)
+_with_gradient(
+    "spatial_mean",
+    lambda inputs, output: ((), (inputs[0].shape[2], inputs[0].shape[3])),
+    lambda saved, rest, wanted, dy: ops.spatial_mean_backward(dy, *rest),
+)
+_with_gradient(
+    "cross_entropy",
+    lambda inputs, output: ((output[1],), None),
+    lambda saved, rest, wanted, dloss, _: (saved[0] * dloss, None),
+)
