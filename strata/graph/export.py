@@ -9,7 +9,7 @@ import inspect
 import logging
 import operator
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from io import StringIO
@@ -24,6 +24,7 @@ from strata.graph.evaluation import evaluation_graph, watch_training_flags
 from strata.graph.inputs import InputSpec, arguments_of
 from strata.graph.leaves import count_leaf_outputs, watch_leaf_modules
 from strata.graph.outputs import named_outputs
+from strata.graph.tied import aliases
 from strata.graph.values import described
 
 EXAMPLE_BATCH = 4  # not 1: torch.export would specialise on it
@@ -90,6 +91,7 @@ def export_model(model: nn.Module, inputs: InputSpec, training: bool) -> Exporte
             raise BadInput(_explain(model, error)) from error
     graph = module.graph
     _inline_regions(module)
+    _merge_tied(graph, aliases(model))
     _drop_assertions(graph)
     placeholders = [node for node in graph.nodes if node.op == "placeholder"]
     if len(placeholders) != len(arguments.order):
@@ -125,6 +127,22 @@ def _inline_regions(module: fx.GraphModule) -> None:
         graph.erase_node(node)
         if not body.users:
             graph.erase_node(body)
+
+
+def _merge_tied(graph: fx.Graph, further: Mapping[str, str]) -> None:
+    """A parameter of several names is one node, by its first."""
+    tied = {**further, **{name: name for name in further.values()}}
+    seen: dict[str, fx.Node] = {}
+    for node in list(graph.nodes):
+        if node.op != "get_attr" or str(node.target) not in tied:
+            continue
+        name = tied[str(node.target)]
+        if name in seen:
+            node.replace_all_uses_with(seen[name])
+            graph.erase_node(node)
+        else:
+            node.target = name
+            seen[name] = node
 
 
 def _depends(values: Iterable[fx.Node], parameters: set[str]) -> bool:
@@ -180,16 +198,8 @@ def _essential(meta: dict[str, Any]) -> dict[str, Any]:
 
 
 def check_weights(model: nn.Module) -> None:
-    """Refuse early, with a sentence, what cannot work: shared weights, no parameters."""
-    seen: dict[int, str] = {}
-    for name, parameter in model.named_parameters(remove_duplicate=False):
-        if id(parameter) in seen:
-            raise BadInput(
-                f"{_name(model)} shares one weight between {seen[id(parameter)]} and {name}; "
-                "Strata cuts each layer on its own: give them separate weights."
-            )
-        seen[id(parameter)] = name
-    if not seen:
+    """Refuse early, with a sentence, what cannot work: nothing to train."""
+    if not any(True for _ in model.parameters()):
         raise BadInput(f"{_name(model)} has no parameters, so there is nothing to train.")
     if not any(parameter.requires_grad for parameter in model.parameters()):
         raise BadInput(f"all parameters of {_name(model)} have requires_grad=False, so there is nothing to train.")

@@ -88,7 +88,8 @@ class Device:
         large = len(device.input) > codec.MOST_DIMS or math.prod(device.input) > LARGEST_IMAGE
         if large or max(device.samples, device.held) > MOST_SAMPLES or device.classes > MOST_CLASSES:
             raise codec.Malformed("it says that it has more data than there can be")
-        if not len(device.mean) == len(device.std) == device.input[0] or min(device.std) < SMALLEST_STD:
+        images = bool(device.mean or device.std)  # else ids, or other numbers, which are not normalised
+        if images and (not len(device.mean) == len(device.std) == device.input[0] or min(device.std) < SMALLEST_STD):
             raise codec.Malformed("it has no mean and standard deviation for each channel of its images")
         if device.augmentation not in AUGMENTATIONS:
             raise codec.Malformed(f"it has an augmentation that is not known here, {device.augmentation}")
@@ -151,8 +152,8 @@ class ConnectedDevices:
         self.structure: str | None = None  # the model's, once it is known
         self.labels = ""  # digest of the class names, once they are known
         self.kind: DataKind | None = None  # of the data, once it is known; None where the server has data of its own
+        self.allowed: Collection[str] | None = None  # names, where nobody else may join
         self.runtimes: dict[str, str] = {}  # by name, of all who were ever there: what they train with
-        self.allowed: Collection[str] | None = None  # names, once the fleet is fixed
 
     def refresh(self) -> None:
         """Greets newcomers and forgets who left. `take` hears their answers."""
@@ -198,6 +199,11 @@ class ConnectedDevices:
         self._known[node] = plain(reason, LONGEST)
         self._say(f"a device (node {node}) is not used: {self._known[node]}")
 
+    def turn_away(self, device: Device, reason: str) -> None:
+        """It is here, and of no use to the run."""
+        self.devices.pop(device.name, None)
+        self._refuse(device.node, reason)
+
     def _admit(self, device: Device) -> None:
         """Under its name; or says why not."""
         reason = self._objection(device)
@@ -218,7 +224,7 @@ class ConnectedDevices:
         if registered and registered != name:
             return f"it calls itself {name}, and its key is that of {registered}: start it with --name {registered}"
         if self.allowed is not None and name not in self.allowed:
-            return f"{name} was not there when the run began; it can take part in the next one"
+            return f"{name} was not there when the run began, and nobody may join it (--members fixed, or privacy)"
         if (reason := self.misfit(device)) is not None:
             return reason
         other = self.devices.get(name)

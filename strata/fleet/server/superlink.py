@@ -19,7 +19,7 @@ from strata.fleet.app_processes import AppStarter, StartedApps
 from strata.fleet.environment import be_quiet
 from strata.fleet.flower_patches import patch_server
 from strata.fleet.security.addresses import Address
-from strata.fleet.security.audit import AuditLog, audit_folder
+from strata.fleet.security.audit import AUDIT, AuditLog, audit_folder
 from strata.fleet.security.keys import KEY_FOLDER, KeyFolder
 from strata.fleet.security.tokens import Tokens
 from strata.fleet.server.run_endings import RunEndings
@@ -46,7 +46,10 @@ def main() -> None:
     # run folders are as the user wants them, hence the umask
     starter = AppStarter(str(address), secret, authority, StartedApps("flwr-serverapp", secret.parent, umask))
     starter.start()
-    audit = None if keys is None else AuditLog(audit_folder(Path(keys)), partial(print, flush=True))
+    audit = None
+    if keys is not None:
+        audit = AuditLog(audit_folder(Path(keys)), partial(print, flush=True))
+        os.environ[AUDIT] = str(audit.folder)  # for the apps, which know who joins a run
     known = None if keys is None else Tokens(KeyFolder(Path(keys)), own).of
     patch_server(known, starter.told, audit, RunEndings(audit).began)
     flower_superlink()
