@@ -160,6 +160,24 @@ def test_the_program_trains_it_in_little_memory(folder: Path) -> None:
     assert any(np.abs(trained[name] - before[name]).max() > 1e-3 for name in trained)
 
 
+def test_on_another_processor(folder: Path, tmp_path: Path) -> None:
+    """What `make native-arm64` has built, under qemu: the same training, up to rounding."""
+    built = Path(__file__).parents[2] / "native" / "build-arm64"
+    qemu = shutil.which("qemu-aarch64") or shutil.which("qemu-aarch64-static")
+    root = Path("/usr/aarch64-linux-gnu")
+    if qemu is None or not (built / "pocket").exists() or not root.exists():
+        pytest.skip("there is no qemu-user, no aarch64 libraries or no build of make native-arm64")
+    found = []
+    for command in ([folder / "pocket"], [qemu, "-L", root, built / "pocket"]):
+        out = tmp_path / f"{len(found)}.safetensors"
+        said = subprocess.run(
+            [*command, folder, "--json", "--out", out], capture_output=True, text=True, check=True, timeout=300
+        )
+        found.append(json.loads(said.stdout))
+    assert found[0]["loss"] == pytest.approx(found[1]["loss"], rel=0.1)
+    assert found[0]["step_bytes"] == found[1]["step_bytes"]
+
+
 def test_draws_are_those_of_torch(folder: Path) -> None:
     data = load_digits()
     images, labels = data.train.images[:40, :1], data.train.targets[:40]
