@@ -11,7 +11,7 @@ export MKL_NUM_THREADS := 1
 # Tests start hundreds of processes: none of them should compile Strata again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test lint pytest fuzz bench docs clean native native-arm64
+.PHONY: demo test lint pytest fuzz bench docs clean native native-arm64 export-tools
 .DEFAULT_GOAL := test
 
 $(STAMP): pyproject.toml
@@ -56,6 +56,8 @@ $(EXPORT_STAMP): $(STAMP)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps executorch==$(EXECUTORCH_VERSION)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check flatbuffers tabulate ruamel.yaml
 	touch $@
+
+export-tools: $(EXPORT_STAMP)
 
 native: $(EXPORT_STAMP)
 	cmake -S native -B native/build \

@@ -126,10 +126,11 @@ def check_own(path: Path) -> None:
 
 def _refuse_others(path: Path, found: os.stat_result) -> None:
     if found.st_uid != os.geteuid():
-        raise BadInput(f"{path} belongs to another user ({_user(found.st_uid)}): choose a folder of your own")
+        raise BadInput(f"{path} belongs to another user ({user_name(found.st_uid)}): choose a folder of your own")
 
 
-def _user(number: int) -> str:
+def user_name(number: int) -> str:
+    """As the system knows it."""
     try:
         import pwd
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -16,11 +16,13 @@ from strata.federation.aggregation import Aggregate, RunningMean, ServerOptimize
 from strata.federation.checking import LARGEST_LOSS, problem_with
 from strata.federation.device_store import DeviceStore
 from strata.federation.jobs import CohortJob, Failed, TrainJob
+from strata.federation.membership import MEMBERS, Present
 from strata.federation.norm_statistics import NormStatistics
 from strata.federation.privacy import Privacy, PrivateSum, Reach
 from strata.federation.robust import FEWEST, KeptUpdates, Robust, updates_needed
 from strata.federation.simulated_fleet import SimulatedFleet
 from strata.federation.state import FederationState
+from strata.federation.summed import Summed
 from strata.federation.usual_change import UsualChange, change_size
 
 if TYPE_CHECKING:
@@ -56,6 +58,7 @@ class RoundSettings:
     privacy: Privacy | None = None
     # per sample, that activation checkpointing adds to a cut by this execution; None: by the run's
     recomputed_flops: Callable[[Cut, Execution | None], int] | None = None
+    present: Callable[[int, int], Present] | None = None  # who is there in this round and attempt; None: always all
     adjusted: Callable[[Method, int], Method] | None = None  # the method for this attempt at a round: levels may change
     largest_loss: float = LARGEST_LOSS  # that is believed of a device
     store: DeviceStore | None = None  # where devices keep what the method wants them to keep
@@ -132,9 +135,11 @@ def play(
     """The state after the next round, and its costs. `flops`: per training sample of a task."""
     round, tally = state.round, Tally()
     state = replace(state, tensors=dict(method.begin(round, state.tensors)))
+    present: Present | None = None
     for attempt in range(ATTEMPTS):
+        present = settings.present(round, attempt) if settings.present else None
         assigning = settings.adjusted(method, round) if settings.adjusted else method
-        state, mean, cuts = _attempt(state, assigning, settings, engine, flops, log, attempt, tally)
+        state, mean, cuts = _attempt(state, assigning, settings, engine, flops, log, attempt, tally, present)
         if mean.updates >= settings.needed:
             break
         reasons = Counter(tally.dropped[device] for device in cuts if device in tally.dropped)
@@ -152,7 +157,10 @@ def play(
     _check_growth(round, {name: (state.tensors[name], tensors[name]) for name in mean.changed}, settings.most_growth)
     holdings = state.holdings.after(round, tally.reached, mean.changed)
     after = replace(state, round=round + 1, tensors=tensors, slots=slots, holdings=holdings)
-    return after, tally.record(with_loss=settings.privacy is None)
+    costs = tally.record(with_loss=settings.privacy is None)
+    if present is not None and (present.joined or present.left):
+        costs[MEMBERS] = present.to_json()
+    return after, costs
 
 
 def _attempt(
@@ -164,6 +172,7 @@ def _attempt(
     log: Callable[[str], None],
     attempt: int,
     tally: Tally,
+    present: Present | None = None,
 ) -> tuple[FederationState, Aggregate, dict[int, Cut]]:
     """What came of the devices, and the state with all that they needed."""
     round, fleet = state.round, settings.fleet
@@ -173,9 +182,9 @@ def _attempt(
         devices = fleet.sample_each(draws, settings.rate, method.can_train)
         mean: Aggregate = PrivateSum(state.tensors, reach, settings.privacy, settings.rate, round)
     else:
-        devices = fleet.sample(round, attempt, settings.per_round, tally.asked, method.can_train)
+        devices = sampled(fleet, settings, method, present, round, attempt, tally.asked)
         if len(devices) < settings.needed:  # the fleet has no others: the same ones once more
-            devices = fleet.sample(round, attempt, settings.per_round, usable=method.can_train)
+            devices = sampled(fleet, settings, method, present, round, attempt)
         mean = _aggregate(state, method, settings)
     cuts: dict[int, Cut] = {}
     jobs: list[TrainJob] = []
@@ -228,6 +237,16 @@ def _attempt(
         tally.loss_sum += update.loss * samples
         tally.samples += samples
 
+    def take_summed(task: Task, part: Summed) -> None:
+        tally.peaks[task.device] = max(tally.peaks.get(task.device, 0), part.peak_bytes)
+        total = part.total
+        if total is None:
+            return
+        total.add_to(mean, task.cut)
+        if total.loss is not None:  # every device's counts the same
+            tally.loss_sum += total.loss * total.devices
+            tally.samples += total.devices
+
     def take_usual() -> None:
         """Those that waited, in their order."""
         for job, update, size in waiting:
@@ -242,14 +261,20 @@ def _attempt(
         task, update = job.task, outcome.result
         if outcome.sent:
             count_download(task)
-        reason = outcome.reason or problem_with(
-            update, task, state.tensors, settings.norm_bound, len(job.samples), settings.largest_loss
-        )
+        reason = outcome.reason
+        if reason is None and isinstance(update, Summed):  # the engine has checked what can be
+            reason = update.lost
+        elif reason is None:
+            reason = problem_with(
+                update, task, state.tensors, settings.norm_bound, len(job.samples), settings.largest_loss
+            )
         if outcome.reason is None:  # whatever came, the device worked and sent
             tally.train_flops += flops(task) * settings.counted(len(job.samples)) * settings.epochs
             tally.upload_bytes += trained_bytes(task.cut)
         if reason is not None:
             drop(task.device, reason, outcome.detail)
+        elif isinstance(update, Summed):
+            take_summed(task, update)
         elif usual is None:
             take(job, update)
         else:
@@ -260,6 +285,24 @@ def _attempt(
                 take_usual()
     take_usual()
     return state if usual is None else replace(state, seen=usual.seen), mean, cuts
+
+
+def sampled(
+    fleet: SimulatedFleet,
+    settings: RoundSettings,
+    method: Method,
+    present: Present | None,
+    round: int,
+    attempt: int,
+    asked: Collection[int] = (),
+) -> list[int]:
+    """Who is asked: of those who are there, where that changes."""
+    if present is None:
+        return fleet.sample(round, attempt, settings.per_round, asked, method.can_train)
+    members = present.members
+    return replace(fleet, devices=present.numbers).sample(
+        round, attempt, present.per_round, asked, lambda device: device in members and method.can_train(device)
+    )
 
 
 def _check_growth(round: int, changed: Mapping[str, tuple[Tensor, Tensor]], most: float) -> None:

@@ -20,12 +20,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from strata.fleet.app_bundle import bundle
+from strata.fleet.device.available_memory import memory_limit
 from strata.fleet.protocol.settings import asked_of
 from strata.fleet.security.audit import AuditLog
 from strata.fleet.security.connection_guard import ConnectionGuard
-from strata.fleet.security.connection_limits import SPARE, Places, limited, loop_of_handshakes, raise_descriptors
+from strata.fleet.security.connection_limits import SPARE, Places, limited, raise_descriptors
 from strata.fleet.security.door_record import note
+from strata.fleet.security.handshakes import loop_of_handshakes
 from strata.fleet.security.signatures import signer
+from strata.fleet.security.stored_bytes import StoredBytes
 from strata.fleet.security.tokens import Known
 
 MOST_OBJECTS = 1024  # of a device's answer, each at most connection_guard.LARGEST_OF_DEVICES
@@ -75,7 +78,9 @@ def server_patches(known: Known | None, told: Told, audit: AuditLog | None, bega
         Patch("flwr.superlink.servicer.control.control_handlers", "start_run", starts),
         Patch("flwr.superlink.servicer.control.control_handlers", "stop_run", noted_stop),
         Patch("flwr.superlink.servicer.fleet.fleet_handlers", "push_messages", within_bounds),
+        Patch("flwr.superlink.servicer.fleet.fleet_handlers", "push_object", within_room),
         Patch("flwr.superlink.servicer.fleet.fleet_handlers", "get_run", without_config),
+        Patch("flwr.superlink.servicer.runtime.runtime_handlers", "get_nodes", with_shut_out),
         Patch("flwr.superlink.extensions", "get_middleware", functools.partial(guarded, known=known, audit=audit)),
         Patch("uvicorn", "run", limited_server),
     )
@@ -149,6 +154,32 @@ def within_bounds(push_messages: Callable[..., Any]) -> Callable[..., Any]:
     return push_bounded
 
 
+def within_room(push_object: Callable[..., Any]) -> Callable[..., Any]:
+    """Flower's handler of the pieces of devices' answers.
+
+    Why: it keeps them until the app has fetched them, however many there are (security/stored_bytes.py).
+    """
+    from flwr.supercore.error import ApiErrorCode, FlowerError
+
+    stored = StoredBytes.within(memory_limit())
+
+    def push_within(request: Any, state: Any) -> Any:
+        name, size = request.object_id, len(request.object_content)
+        counted = stored.take(request.node.node_id, name, size, state.object_store)
+        if counted is None:
+            raise FlowerError(ApiErrorCode.FORBIDDEN_ACTION, "There is no room for more answers of this device now.")
+        kept = False
+        try:
+            answer = push_object(request=request, state=state)
+            kept = answer.stored
+        finally:
+            if counted:
+                stored.settle(name, kept)
+        return answer
+
+    return push_within
+
+
 def without_config(get_run: Callable[..., Any]) -> Callable[..., Any]:
     """Flower's handler that tells a device of its run.
 
@@ -162,6 +193,26 @@ def without_config(get_run: Callable[..., Any]) -> Callable[..., Any]:
         return answer
 
     return get_bare_run
+
+
+def with_shut_out(get_nodes: Callable[..., Any]) -> Callable[..., Any]:
+    """Flower's handler that tells the server app who is connected.
+
+    Why: a device that is away may come back, and one whose key was shut out never does: its run need not wait for it.
+    So these are named too, unless another key has their name now; their status tells them apart.
+    """
+    from flwr.supercore.constant import NodeStatus
+
+    def get_nodes_and_shut_out(request: Any, state: Any, task: Any) -> Any:
+        answer = get_nodes(request, state, task)
+        gone = state.get_node_info(statuses=[NodeStatus.UNREGISTERED])
+        if gone:
+            registered = state.get_node_info(statuses=[NodeStatus.REGISTERED, NodeStatus.ONLINE, NodeStatus.OFFLINE])
+            named = {node.name for node in registered}
+            answer.nodes.extend(node for node in gone if node.name and node.name not in named)
+        return answer
+
+    return get_nodes_and_shut_out
 
 
 def guarded(

@@ -123,7 +123,7 @@ def show_status(state: FleetState) -> None:
 
     console = Console()
     devices = Table(title=f"devices of {state.server}", title_justify="left")
-    for column in ("name", "state", "last seen", "samples", "level"):
+    for column in ("name", "state", "last seen", "samples", "level", "in the run"):
         devices.add_column(column)
     for device in state.devices:
         level = (
@@ -131,7 +131,8 @@ def show_status(state: FleetState) -> None:
         )
         seen = (device.last_seen or "never").removesuffix("+00:00").replace("T", " ")
         samples = "-" if device.samples is None else str(device.samples)
-        devices.add_row(device.name or f"node {device.node}", device.state, seen, samples, level)
+        in_run = "-" if device.in_run is None else "yes" if device.in_run else "has left"
+        devices.add_row(device.name or f"node {device.node}", device.state, seen, samples, level, in_run)
     console.print(devices if state.devices else "no devices: add some with `strata fleet keys`")
     runs = Table(title="runs", title_justify="left")
     for column in ("run", "state", "method", "rounds", "time"):

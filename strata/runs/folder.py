@@ -39,6 +39,7 @@ from strata.core.processor import processor_name
 from strata.core.settings import RUN, check_digest, differences, digest_of, settings_of
 from strata.data.objectives import Classification
 from strata.execution.execution import Execution
+from strata.federation.membership import MEMBERS
 from strata.runs import metrics
 from strata.runs.allowance import OVER
 from strata.runs.checkpoints import Checkpoints
@@ -132,7 +133,7 @@ class RunFolder:
             )
 
     def append(self, record: Mapping[str, Any]) -> None:
-        assert tuple(key for key in record if key not in (EPSILON, FURTHER, VALIDATION, OVER)) == METRIC_KEYS
+        assert tuple(key for key in record if key not in (EPSILON, FURTHER, VALIDATION, OVER, MEMBERS)) == METRIC_KEYS
         with said_plainly(self.path / metrics.NAME):
             self._metrics.write(json.dumps(record, allow_nan=False).encode() + b"\n")
             self._metrics.flush()

@@ -41,6 +41,7 @@ class Grid:
     def __init__(self, nodes: dict[int, Answering]) -> None:
         self.nodes = nodes
         self.names: dict[int, str] = {}  # that keys are registered under
+        self.shut_out: dict[int, str] = {}  # and were
         self.sent: list[tuple[int, codec.Packet]] = []
         self._ready: dict[str, Message | Exception] = {}
         self._lost: dict[str, Message] = {}  # what Flower says of a message that it has delivered the answer to
@@ -49,7 +50,8 @@ class Grid:
         return list(self.nodes)
 
     def get_nodes(self) -> list[Any]:
-        return [SimpleNamespace(node_id=node, name=self.names.get(node, "")) for node in self.get_node_ids()]
+        here = [_node(node, self.names.get(node, ""), "online") for node in self.get_node_ids()]
+        return here + [_node(node, name, "unregistered") for node, name in self.shut_out.items()]
 
     def push_messages(self, messages: Iterable[Message]) -> list[str]:
         ids = []
@@ -80,6 +82,10 @@ class Grid:
         if failed:
             raise failed[0]
         return found
+
+
+def _node(number: int, name: str, status: str) -> SimpleNamespace:
+    return SimpleNamespace(node_id=number, name=name, status=status, public_key=name.encode())
 
 
 @cache

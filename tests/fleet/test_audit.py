@@ -6,6 +6,7 @@ import asyncio
 import errno
 import json
 import os
+import pwd
 import threading
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,6 +15,8 @@ from typing import Any
 import pytest
 
 pytest.importorskip("flwr")
+from flwr.supercore.primitives.asymmetric import generate_key_pairs, public_key_to_bytes
+
 from strata.cli import main
 from strata.core.errors import BadInput
 from strata.fleet import flower_patches
@@ -24,6 +27,7 @@ from strata.fleet.security.door_record import NOTES, note
 from strata.fleet.security.keys import KeyFolder, make_keys
 from strata.fleet.security.signatures import fingerprint, fingerprint_of_file
 from strata.fleet.security.tokens import Operator
+from strata.fleet.server.members_record import members_record
 from strata.fleet.server.run_endings import RunEndings, ending
 
 
@@ -443,3 +447,26 @@ def test_what_a_stranger_writes_does_not_reach_the_terminal(folder: Path, capsys
     show_audit(read_log(folder)[0], as_json=False)
     shown = capsys.readouterr().out
     assert "\x1b" not in shown and shown.count("\n") == 1 and len(shown) < 500
+
+
+def test_who_gives_a_command_is_the_systems_word(monkeypatch: pytest.MonkeyPatch) -> None:
+    """$LOGNAME is anybody's."""
+    for name in ("LOGNAME", "USER", "LNAME", "USERNAME"):
+        monkeypatch.setenv(name, "somebody-else")
+    assert audit.this_user() == pwd.getpwuid(os.getuid()).pw_name
+    monkeypatch.setattr(os, "getuid", lambda: 4_000_000)
+    assert audit.this_user() == "number 4000000"
+
+
+def test_who_joins_a_run_is_written_down(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the server app, which is told where the log is."""
+    monkeypatch.delenv(audit.AUDIT, raising=False)
+    assert members_record(7) is None  # a plain-text server has no log
+    monkeypatch.setenv(audit.AUDIT, str(folder))
+    told = members_record(7)
+    assert told is not None
+    told("device joined run", "pi-3", public_key_to_bytes(generate_key_pairs()[1]))
+    told("device left run", "pi-3", b"")
+    joined, left = facts(folder)
+    assert (joined["what"], joined["run"], joined["device"]) == ("device joined run", "7", "pi-3")
+    assert joined["key"].startswith("SHA256:") and left["what"] == "device left run" and "key" not in left

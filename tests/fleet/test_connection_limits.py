@@ -20,7 +20,7 @@ from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
 from strata.fleet.security import connection_guard, connection_limits
 from strata.fleet.security.connection_guard import ConnectionGuard
-from strata.fleet.security.connection_limits import BytesInFlight, Places, limited, loop_of_handshakes
+from strata.fleet.security.connection_limits import BytesInFlight, Places, limited
 from strata.fleet.security.signatures import signer
 
 
@@ -195,18 +195,3 @@ def test_who_says_nothing_is_cut_off(connections: list[socket.socket]) -> None:
         await serving
 
     asyncio.run(play())
-
-
-def test_handshakes_have_a_limit_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[Any] = []
-    loop = loop_of_handshakes()
-
-    async def create_server(self: Any, *_: Any, **settings: Any) -> None:
-        seen.append(settings)
-
-    monkeypatch.setattr(type(loop).__mro__[1], "create_server", create_server)
-    try:
-        loop.run_until_complete(loop.create_server(asyncio.Protocol, ssl=object()))  # type: ignore[arg-type]
-    finally:
-        loop.close()
-    assert seen[0]["ssl_handshake_timeout"] == connection_limits.HANDSHAKE_SECONDS

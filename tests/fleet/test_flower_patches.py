@@ -30,7 +30,9 @@ DIGESTS = {
     f"{HANDLERS}.control.control_handlers.start_run": "7f9355f11d8a76fc",
     f"{HANDLERS}.control.control_handlers.stop_run": "a3e6aa83095442e2",
     f"{HANDLERS}.fleet.fleet_handlers.push_messages": "70c2fe927c6693b0",
+    f"{HANDLERS}.fleet.fleet_handlers.push_object": "df7e96f1188e0a40",
     f"{HANDLERS}.fleet.fleet_handlers.get_run": "004ad390c8b38c0e",
+    f"{HANDLERS}.runtime.runtime_handlers.get_nodes": "6c21f1812dd73891",
     "flwr.superlink.extensions.get_middleware": "37012f4eb789b63f",
     "flwr.superlink.routers.fleet.node_auth.authenticate_node": "f8e66372d61b3653",  # security/signatures
     "flwr.superlink.main._get_middleware": "acdbc2dce1520f8f",  # asks the former, and puts it first
@@ -67,7 +69,7 @@ PRIVATE = {
         "UnregisterNodeRequest",
     },
     "flwr.proto.runtime_pb2": {"AcquireTaskRequest"},
-    "flwr.supercore.constant": {"FLEET_HTTP_PUBLIC_KEY_HEADER", "FLEET_HTTP_SIGNATURE_HEADER"},
+    "flwr.supercore.constant": {"FLEET_HTTP_PUBLIC_KEY_HEADER", "FLEET_HTTP_SIGNATURE_HEADER", "NodeStatus"},
     "flwr.supercore.control": {"ControlHttpClient"},
     "flwr.supercore.error": {"ApiErrorCode", "FlowerError"},
     "flwr.supercore.fab": {"Fab"},
@@ -150,6 +152,32 @@ def test_a_devices_messages_are_kept_where_they_are_looked_for() -> None:
         assert state.msg_store == {}
     fields = importlib.import_module(type(state).__module__).MessageEntry.__dataclass_fields__
     assert {"message", "is_retrieved"} <= set(fields)
+
+
+def test_a_run_hears_of_devices_that_were_shut_out() -> None:
+    """By name, unless another key has it now: then the device may come back."""
+    from flwr.proto.node_pb2 import NodeInfo
+    from flwr.proto.runtime_pb2 import GetNodesResponse
+
+    fleet = [
+        NodeInfo(node_id=1, name="a", status="online"),
+        NodeInfo(node_id=2, name="b", status="unregistered"),
+        NodeInfo(node_id=3, name="c", status="unregistered"),
+        NodeInfo(node_id=4, name="c", status="offline"),
+        NodeInfo(node_id=5, name="", status="unregistered"),
+    ]
+
+    class State:
+        def get_node_info(self, statuses: list[str]) -> list[NodeInfo]:
+            return [node for node in fleet if node.status in statuses]
+
+    told = flower_patches.with_shut_out(lambda request, state, task: GetNodesResponse(nodes=fleet[:1]))
+    assert [(node.name, node.status) for node in told(None, State(), None).nodes] == [
+        ("a", "online"), ("b", "unregistered")]  # fmt: skip
+    router = inspect.getsource(importlib.import_module("flwr.supercore.routers.runtime.router"))
+    assert "handlers.get_nodes(request, state, task)" in router
+    main = inspect.getsource(importlib.import_module("flwr.superlink.main"))
+    assert "_RUNTIME_HANDLERS: RuntimeHandlers[LinkState] = runtime_handlers" in main
 
 
 def test_devices_are_not_told_what_the_run_was_asked_for() -> None:

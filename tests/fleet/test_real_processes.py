@@ -23,7 +23,6 @@ from strata.runs.launch import make_method, make_model, make_training
 from tests.fleet import nets, rogues
 from tests.fleet.loopback import Loopback, end, loopback, wait_for
 
-MIB = 2**20
 ROUNDS = 2
 PARTS = 12  # of digits: 125 images each
 DEADLINE = 120.0  # seconds; a task takes about six on an idle machine
@@ -83,6 +82,13 @@ def test_three_budgets_a_killed_server_and_the_bits_of_the_local_engine(fleet: L
     assert records(out) == records(local)
     assert (out / "model.safetensors").read_bytes() == (local / "model.safetensors").read_bytes()
     assert not any(record["dropped"] for record in records(out))
+
+    summed = tmp_path / "summed"  # the same devices once more, and the server sees the sum of their updates only
+    request = {**SMALL, "budgets": [nets.BUDGETS[0]], "rounds": 1}
+    fleet.finished(fleet.run(RunSettings(request, str(summed), minimum=3, secure_aggregation=True)))
+    (record,) = records(summed)
+    assert record["devices"] == [0, 1, 2] and not record["dropped"] and 1 < record["train_loss"] < 4
+    assert not list(fleet.folder.glob("*/cache/secure_sum.json"))
     for process in devices:
         end(process, signal.SIGTERM)
 
@@ -97,16 +103,17 @@ def is_unlocked(out: Path) -> bool:
 
 
 def test_rogues_cost_their_own_updates_and_devices_evaluate(fleet: Loopback, tmp_path: Path) -> None:
-    small, held = 16 * MIB, {"hold_out": 0.2}
+    small = nets.BUDGETS[0]  # the whole network takes a little more
+    held: dict[str, Any] = {"hold_out": 0.2, "models": [SMALL["model"]]}
     honest = device(fleet.folder, "hen", 0, small, **held)
     fleet.device(honest)
     replaying = device(fleet.folder, "eel", 1, small, **held)
     fleet.device(replaying, rogues.REPLAYING)
-    dying = fleet.device(device(fleet.folder, "fox", 2, small), rogues.HANGING)
-    boasting = device(fleet.folder, "gnu", 3, 8 * MIB, **held)  # says 40 MiB; its limit is at 8 + 24
+    dying = fleet.device(device(fleet.folder, "fox", 2, small, models=held["models"]), rogues.HANGING)
+    boasting = device(fleet.folder, "gnu", 3, small, **held)  # says five times as much
     fleet.device(boasting, rogues.BOASTING)
     out = tmp_path / "rogues"
-    request = {**REQUEST, "model": "resnet20", "per_round": 4, "eval_every": ROUNDS}
+    request = {**SMALL, "per_round": 4, "eval_every": ROUNDS}
     run = fleet.run(RunSettings(request, str(out), minimum=4, deadline=DEADLINE, evaluation="devices"))
     fleet.until(run, (fleet.folder / "fox" / "has-its-task").exists)
     end(dying, signal.SIGKILL)
@@ -120,15 +127,15 @@ def test_rogues_cost_their_own_updates_and_devices_evaluate(fleet: Loopback, tmp
     # the deadline, or Flower's own word a little earlier; then it may still count as busy
     assert first["fox"].startswith(("no answer", "disconnected"))
     assert second["fox"].startswith(("no answer", "disconnected", "not connected", "still busy with round 0"))
-    assert "out of memory" in first["gnu"] and first["gnu"].endswith(f"moved to the level of {small} bytes")
-    assert "not finite" in second["gnu"]  # there was room for it there, but it lies
+    assert "not finite" in first["gnu"]  # the first step is small enough for all, but it lies
+    assert "out of memory" in second["gnu"] and second["gnu"].endswith(f"moved to the level of {small} bytes")
 
     # the counts of all who hold something out, summed: the final model's own
     summary = json.loads((out / "summary.json").read_text())
     parts = [load_own_data(one).held for one in (honest, replaying, boasting)]
     images = torch.cat([part.images for part in parts if part is not None])
     labels = torch.cat([part.labels for part in parts if part is not None])
-    model = load_model("resnet20", 10, (3, 32, 32))
+    model = load_model(SMALL["model"], 10, (3, 32, 32))
     model.load_state_dict(load_file(out / "model.safetensors"))
     data = load("digits").train
     with torch.inference_mode():

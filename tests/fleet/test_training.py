@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import shutil
 import signal
 import stat
@@ -51,16 +53,18 @@ class Fleet:
                               "--data-dir", "state")  # fmt: skip
         self.server.wait_for("serving at")
         for index, name in enumerate("abc"):
-            behind = name == "c" and self.link is not None
-            server = f"{far if behind else '127.0.0.1'}:{port}"
-            self.devices.append(
-                Command(folder, "fleet", "device", "--server", server, "--keys", "keys",
-                        "--name", name, "--budget", str(BUDGETS[index]), "--model", "nets:small", "--data", "digits",
-                        "--part", f"{index}/3", "--split-seed", "3", "--cache", f"cache-{name}",
-                        program=(*self.link.program, *STRATA) if behind and self.link else STRATA)
-            )  # fmt: skip
+            self.device(name, index, far if name == "c" and self.link is not None else "127.0.0.1")
         for device in self.devices:
             device.wait_for("is connected")
+
+    def device(self, name: str, index: int, host: str) -> None:
+        server = f"{host}:{self.at[1].rpartition(':')[2]}"
+        self.devices.append(
+            Command(self.folder, "fleet", "device", "--server", server, "--keys", "keys",
+                    "--name", name, "--budget", str(BUDGETS[index]), "--model", "nets:small", "--data", "digits",
+                    "--part", f"{index}/3", "--split-seed", "3", "--cache", f"cache-{name}",
+                    program=(*self.link.program, *STRATA) if self.link and host == self.link.here else STRATA)
+        )  # fmt: skip
 
     def run(self, *arguments: str) -> Command:
         return Command(self.folder, "fleet", "run", *self.at, *arguments)
@@ -71,7 +75,7 @@ class Fleet:
     def stop(self) -> None:
         running = [*self.devices, self.server]
         below = [pid for command in running if alive(command.process.pid) for pid in descendants(command.process.pid)]
-        assert [command.stop() for command in running] == [0, 0, 0, 0]
+        assert [command.stop() for command in running] == [0] * len(running)
         assert wait_until_gone(below) == []
         if self.link is not None:
             self.link.close()
@@ -193,3 +197,38 @@ def test_ctrl_c_stops_the_run_and_it_can_go_on(fleet: Fleet) -> None:
     assert "go on with --out" in run.text() and (out / "checkpoint").is_dir()
     assert fleet.status().runs[-1].state == "stopped"
     assert {device.state for device in fleet.status().devices} == {"online"}
+
+
+def test_a_device_joins_a_run_and_one_leaves_it_for_good(fleet: Fleet) -> None:
+    """Each round needs three. One of them stops in the middle and is shut out: the run waits, and goes on with the one
+    that comes."""
+    out, keys = fleet.folder / "open", ["--keys", str(fleet.folder / "keys")]
+    run = fleet.run(*RUN, "--budget", str(BUDGETS[0]), "--quorum", "3", "--wait-for", "3", "--out", "open")
+    run.wait_for("b is here", 2 * PATIENCE)
+    launcher = fleet.devices[1].process.pid
+    stopped = [launcher, *descendants(launcher)]
+    for pid in stopped:
+        os.kill(pid, signal.SIGSTOP)
+    try:
+        assert main(["fleet", "revoke", "b", *keys]) == 0
+        run.wait_for("b has left the run in round ", 2 * PATIENCE)
+        assert main(["fleet", "keys", keys[1], "--devices", "d"]) == 0
+        fleet.device("d", 1, "127.0.0.1")
+        run.wait_for("d joins the run in round ", 2 * PATIENCE)
+        assert run.wait(4 * PATIENCE) == 0, run.text()
+    finally:
+        for pid in stopped:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGCONT)
+
+    found, kept = without_seconds(out / "metrics.jsonl"), json.loads((out / "fleet.json").read_text())
+    assert kept["names"] == ["a", "b", "c", "d"] and [what for *_, what in kept["changes"]] == ["left", "joined"]
+    assert {0, 1, 2} <= set(found[0]["devices"]) and {0, 2, 3} <= set(found[1]["devices"])
+    assert not any(entry["id"] == 3 for record in found for entry in record["dropped"])
+    changes = [record["members"] for record in found if "members" in record]
+    assert sum((one["left"] for one in changes), []) == [1] and sum((one["joined"] for one in changes), []) == [3]
+    state = {device.name: device for device in fleet.status().devices}
+    assert set(state) == {"a", "c", "d"} and state["d"].in_run and state["d"].level_bytes == BUDGETS[0]
+    lines = [line.facts or {} for line in read_log(fleet.folder / "keys" / "audit")[0]]
+    took = [(line["what"], line["device"]) for line in lines if line["what"].endswith(" run")]
+    assert took == [("device left run", "b"), ("device joined run", "d")]

@@ -17,6 +17,7 @@ SENTENCES = {
     "model": "it is not told to build this run's model: install its package there and start the device with --model",
     "unready": f"it cannot make its data or the model ready: {LOG}",
     "refused": f"it refused the server's message: {LOG}",
+    "program": f"it cannot run its step program: {LOG}",
     "failed": f"its work failed: {LOG}",
 }
 

@@ -16,7 +16,6 @@ from __future__ import annotations
 import contextlib
 import datetime
 import errno
-import getpass
 import hashlib
 import json
 import os
@@ -28,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from strata.core.errors import BadInput, one_line
-from strata.core.files import check_own, open_own, take_lock
+from strata.core.files import check_own, open_own, take_lock, user_name
 
 LARGEST = 4 << 20  # bytes of a file
 LONGEST = 300  # characters of a value: some are strangers' words
@@ -40,6 +39,7 @@ MENDED = "log mended"  # the line before is unfinished: its writer was killed, o
 AGAIN = "log works again"
 HEAD_LOST = "head was missing"  # lines may be missing before this one
 CURRENT, HEAD = "audit.jsonl", "head"
+AUDIT = "STRATA_AUDIT"  # environment variable of server apps: where the log is
 
 Say = Callable[[str], None]
 
@@ -49,11 +49,8 @@ def audit_folder(keys: Path) -> Path:
 
 
 def this_user() -> str:
-    """Who gives a command on this machine."""
-    try:
-        return getpass.getuser()
-    except (KeyError, OSError):  # a user without a name
-        return f"number {os.geteuid()}"
+    """Who gives a command on this machine: by the system's word, not by $LOGNAME. Who is root by `sudo` is root."""
+    return user_name(os.getuid())
 
 
 def digest_of(line: bytes) -> str:

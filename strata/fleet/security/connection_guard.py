@@ -34,6 +34,7 @@ NOT_BY_ROLE = "This is not for a token of the role {role}."
 LARGEST = 16 << 20  # bytes of a request; Flower takes bundles of at most 10 MiB
 LARGEST_OF_DEVICES = 6 << 20  # of theirs; Flower sends arrays in pieces of 5 MiB
 LARGEST_GREETING = 4 << 10  # of anybody who has a key, registered or not
+LONGEST_NUMBER = 20  # digits
 BODY_SECONDS = 300.0  # for it to come: 5 MiB over 20 kB/s
 
 Scope = MutableMapping[str, Any]
@@ -159,6 +160,8 @@ def _announced(scope: Scope) -> int:
     """How long the body is to be; the most that it may be where that is not said."""
     largest = _largest(scope)
     lengths = [value for name, value in scope["headers"] if name == b"content-length"]
+    if lengths and len(lengths[0]) > LONGEST_NUMBER:  # Python makes no number of thousands of digits
+        raise TooLarge
     announced = int(lengths[0]) if lengths and lengths[0].isdigit() else largest
     if announced > largest:
         raise TooLarge

@@ -12,10 +12,8 @@ from collections import Counter
 from collections.abc import AsyncIterator, Hashable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import Any
 
 HEADER_SECONDS = 10.0  # from the connection, or the first byte of a further request, to the end of its headers
-HANDSHAKE_SECONDS = 10.0  # of TLS
 LARGEST_HEADERS = 64 << 10  # bytes
 PER_ADDRESS = 256  # connections: devices behind one router, a few each
 SPARE = 128  # descriptors for all else than connections
@@ -96,22 +94,6 @@ def limited(base: type, places: Places) -> type:
                 self.patience = None
 
     return LimitedConnection
-
-
-def loop_of_handshakes() -> asyncio.AbstractEventLoop:
-    """An event loop whose servers wait so long for a TLS handshake, in place of a minute."""
-    try:
-        from uvloop import Loop
-    except ImportError:
-        from asyncio import SelectorEventLoop as Loop  # type: ignore[assignment]
-
-    class ImpatientLoop(Loop):
-        async def create_server(self, *arguments: Any, **settings: Any) -> Any:
-            if settings.get("ssl") is not None:
-                settings.setdefault("ssl_handshake_timeout", HANDSHAKE_SECONDS)
-            return await super().create_server(*arguments, **settings)
-
-    return ImpatientLoop()
 
 
 class BytesInFlight:

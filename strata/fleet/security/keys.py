@@ -30,6 +30,7 @@ from strata.fleet.protocol.settings import NAME
 if TYPE_CHECKING:
     from strata.fleet.security.certificates import CertificateAndKey
 
+KEY_FOLDER = "STRATA_KEY_FOLDER"  # in a server app's environment: where the key is that it signs programs with
 HOST = re.compile(r"(?=.{1,253}$)[A-Za-z0-9_]([A-Za-z0-9_-]*[A-Za-z0-9])?(\.[A-Za-z0-9_]([A-Za-z0-9_-]*[A-Za-z0-9])?)*")
 
 

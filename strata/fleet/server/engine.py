@@ -25,8 +25,10 @@ from strata.fleet.protocol import codec
 from strata.fleet.protocol.failures import sentence
 from strata.fleet.server.evaluation import DeviceEvaluation
 from strata.fleet.server.levels import Assignment
-from strata.fleet.server.members import ConnectedDevices, Device, digests
+from strata.fleet.server.members import ConnectedDevices, Device, digests, program_ids
 from strata.fleet.server.messages import Answer, Messenger, plain
+from strata.fleet.server.native_devices import NativeDevices, ProgramSigner, StepPrograms
+from strata.fleet.server.secure_training import SecureTerms, SecureTraining
 from strata.methods.base import Phase
 from strata.training import LocalTraining, Update
 from strata.training.loop import TaskSeeds
@@ -48,20 +50,33 @@ class SentTask:
     token: str
     until: float
     again: bool = False  # all layers were sent once more, because the device had lost some
+    secure: dict[str, Any] | None = None  # what it needs to mask its update; None: it is sent in the clear
+    due: int | None = None  # bytes of tensors in its answer; None: those of what the cut trains
+
+
+@dataclass(frozen=True)
+class MaskedUpdate:
+    """As the device says; secure_training.py believes none of it."""
+
+    meta: Mapping[str, Any]
+    tensors: Mapping[str, Tensor]
 
 
 class FlowerEngine:
-    """`names`: device number -> name. `home` does the server's own work, or is None where it has no data.
+    """`names`: device number -> name; it grows where devices join. `home` does the server's own work, or is None where
+    it has no data.
 
     `needed`: updates, or a round is redone. `moving` False: devices keep their level, also where it was too much.
     `robust`: what devices measure for evaluation is aggregated by medians, as their updates are.
+    `secure`: updates come masked, and only sums of them are seen.
+    `programs`: for devices without torch.
     """
 
     def __init__(
         self,
         messenger: Messenger,
         connected: ConnectedDevices,
-        names: Sequence[str],
+        names: list[str],
         assignment: Assignment,
         training: LocalTraining,
         model: str,
@@ -75,15 +90,19 @@ class FlowerEngine:
         needed: int = 1,
         moving: bool = True,
         robust: bool = False,
+        secure: SecureTerms | None = None,
+        programs: StepPrograms | None = None,
     ) -> None:
-        self.messenger, self.connected, self.names, self._assignment = messenger, connected, list(names), assignment
+        self.messenger, self.connected, self.names, self._assignment = messenger, connected, names, assignment
         self.training = {name: _plain(getattr(training, name)) for name in PLAIN}
-        self.model, self._home, self._deadline, self._wait = model, home, deadline, wait
+        self.model, self._home, self.deadline, self._wait = model, home, deadline, wait
         self._needed, self._moving = needed, moving
         self._gone: dict[str, float] = {}  # since when a device has not been connected
         self.say, self._save, self._is_saved = say, save, False
         self._evaluation = DeviceEvaluation(self, graph, robust, training.objective)
+        self.native = None if programs is None else NativeDevices(self, programs, ProgramSigner.of_environment())
         self._frozen: dict[str, tuple[Any, dict[str, str]]] = {}  # cut -> the state it was taken from, digests
+        self._secure = None if secure is None else SecureTraining(self, secure)
 
     def run(self, jobs: Sequence[Any], state: Mapping[str, Tensor]) -> Iterator[Outcome]:
         if not self._is_saved:  # the run's folder is there by now
@@ -108,11 +127,31 @@ class FlowerEngine:
             return
         able = [job.task.device for job in jobs if self._assignment.level(job.task.device) >= 0]
         self.await_devices([self.names[number] for number in able], self._needed)
+        if self._secure is not None:
+            yield from self._secure.run(jobs, state)
+            return
+        if self.native is not None:
+            self.native.offer_for(jobs)
+        tasks = [SentTask(index, job, self.names[job.task.device], "", self.until()) for index, job in enumerate(jobs)]
+        yield from self._trained(tasks, state)
+
+    def masked(
+        self, tasks: Mapping[int, tuple[TrainJob, dict[str, Any], int]], state: Mapping[str, Tensor]
+    ) -> Iterator[Outcome]:
+        """MaskedUpdates of (job, what it needs to mask its update, bytes of tensors due), by the job's place."""
+        sent = [
+            SentTask(index, job, self.names[job.task.device], "", self.until(), secure=secure, due=due)
+            for index, (job, secure, due) in tasks.items()
+        ]
+        return self._trained(sent, state)
+
+    def _trained(self, tasks: Sequence[SentTask], state: Mapping[str, Tensor]) -> Iterator[Outcome]:
+        """Sends them out; what comes back, as it comes."""
         asked: dict[str, SentTask] = {}  # by message
-        for index, job in enumerate(jobs):
-            problem = self._send(asked, SentTask(index, job, self.names[job.task.device], "", self.until()), state)
+        for task in tasks:
+            problem = self._send(asked, task, state)
             if problem is not None:
-                yield Outcome(index, None, problem, sent=False)
+                yield Outcome(task.index, None, problem, sent=False)
         while asked:
             for answer in self.hear():
                 mine = asked.pop(answer.id, None)
@@ -124,7 +163,7 @@ class FlowerEngine:
                 gone = id not in self.messenger.open
                 if gone or time.monotonic() >= mine.until:
                     del asked[id]
-                    reason = "disconnected" if gone else f"no answer within {self._deadline:g} s"
+                    reason = "disconnected" if gone else f"no answer within {self.deadline:g} s"
                     yield Outcome(mine.index, None, reason)
             if asked:
                 self.messenger.pause()
@@ -132,19 +171,17 @@ class FlowerEngine:
     def _send(self, asked: dict[str, SentTask], mine: SentTask, state: Mapping[str, Tensor]) -> str | None:
         """None, or why this device cannot be asked."""
         task = mine.job.task
-        device = self.connected.devices.get(mine.name)
-        if device is None:
-            return "not connected"
-        if self._assignment.level(task.device) < 0:
-            return "has too little memory for any level"
-        busy = self.messenger.busy(device.node)
-        if busy is not None:
-            return f"still busy with round {busy.round}"
+        device = self.askable(mine.job)
+        if isinstance(device, str):
+            return device
         phase = _only_phase(mine.job)
+        other = self.native.task(device, phase) if self.native is not None and device.native is not None else {}
+        if isinstance(other, str):
+            return other
         frozen = self._digests(task.cut, state)
         held = frozenset() if mine.again else device.holds
         mine.token = secrets.token_hex(16)
-        left = None if self._deadline is None else max(0.001, mine.until - time.monotonic())
+        left = None if self.deadline is None else max(0.001, mine.until - time.monotonic())
         data = codec.encode(
             {
                 "what": "train",
@@ -154,21 +191,37 @@ class FlowerEngine:
                 "device": task.device,
                 "lr": mine.job.lr,
                 "seeds": list(astuple(TaskSeeds.of(mine.job.seed, task))),
-                "training": self._training_of(phase),
+                "training": self.training_of(phase),
                 "cut": task.cut.to_json(),
                 "levels": [cut.to_json() for cut in phase.levels],
                 "frozen": frozen,
                 "deadline": left,
+                **({} if mine.secure is None else {"secure": mine.secure}),
+                **other,
             },
             {name: task.cut.extract_one(name, state[name]) for name in task.cut.shapes if frozen.get(name) not in held},
         )
-        id = self.messenger.send(device.node, "train", data, task.round, left, due_bytes(task.cut, state))
+        id = self.messenger.send(device.node, "train", data, task.round, left, _due(mine, state))
         if id is None:
             return "the server could not send its task"
         asked[id] = mine
         return None
 
-    def _training_of(self, phase: Phase) -> dict[str, Any]:
+    def askable(self, job: TrainJob) -> Device | str:
+        """The job's device, or why it cannot be asked now."""
+        device = self.connected.devices.get(self.names[job.task.device])
+        if device is None:
+            return "not connected"
+        if self._assignment.level(job.task.device) < 0:
+            return "has too little memory for any level"
+        busy = self.messenger.busy(device.node)
+        if busy is not None:
+            return f"still busy with round {busy.round}"
+        if self._secure is not None and device.native is not None:
+            return "a thin device, which cannot mask its update"
+        return device
+
+    def training_of(self, phase: Phase) -> dict[str, Any]:
         """With the phase's own way to take steps, where it has one."""
         own = phase.execution
         return self.training if own is None else self.training | {name: getattr(own, name) for name in EXECUTED}
@@ -182,24 +235,24 @@ class FlowerEngine:
         except Exception as error:  # what one device writes costs it its update, never the run
             return Outcome(mine.index, None, plain(f"its answer cannot be read ({error!r})"))
         if next_step == "move down":
-            return replace(outcome, reason=f"{outcome.reason}; {self._move_down(mine)}")
+            return replace(outcome, reason=f"{outcome.reason}; {self.move_down(mine.job)}")
         if next_step == "send all" and not mine.again:
             mine.again = True
             problem = self._send(asked, mine, state)
             return None if problem is None else Outcome(mine.index, None, problem)
         return outcome
 
-    def _move_down(self, mine: SentTask) -> str:
-        """The device could not hold its level; what is said about it."""
+    def move_down(self, job: TrainJob) -> str:
+        """The job's device could not hold its level; what is said about it."""
+        device, name = job.task.device, self.names[job.task.device]
         if not self._moving:
             said = "it keeps its level, and contributes nothing"
         else:
-            device = mine.job.task.device
-            level = self._assignment.move_down(device, mine.job.task.round)
+            level = self._assignment.move_down(device, job.task.round)
             self._save()
             size = f"of {self._assignment.levels[level]} bytes" if level >= 0 else ""
             said = f"moved to the level {size}" if level >= 0 else "there is no smaller level for it"
-        self.say(f"{mine.name} ran out of memory: {said}")
+        self.say(f"{name} ran out of memory: {said}")
         return said
 
     def _digests(self, cut: Cut, state: Mapping[str, Tensor]) -> dict[str, str]:
@@ -218,7 +271,7 @@ class FlowerEngine:
     # --- what training and evaluation share ---------------------------------------------------------------------
 
     def until(self) -> float:
-        return math.inf if self._deadline is None else time.monotonic() + self._deadline
+        return math.inf if self.deadline is None else time.monotonic() + self.deadline
 
     def hear(self) -> Iterator[Answer]:
         """New answers, other than to greetings; keeps in mind what devices say they hold."""
@@ -232,6 +285,18 @@ class FlowerEngine:
         now, here = time.monotonic(), self.connected.devices
         self._gone = {name: self._gone.get(name, now) for name in self.names if name not in here}
 
+    def listen(self) -> None:
+        """Hears who came and who left; answers that come now are of work that nobody waits for any more."""
+        for _ in self.hear():
+            pass
+
+    def gone_for_good(self, name: str, seconds: float) -> str | None:
+        """Why a device that is not here has left; None where it may come back."""
+        if name in self.messenger.shut_out:
+            return "it was shut out for good"
+        away = time.monotonic() - self._gone.get(name, math.inf)
+        return f"it has been away for {away:.0f} s" if away > seconds else None
+
     def _note_holdings(self, answer: Answer) -> None:
         if answer.packet is None or "holds" not in answer.packet.meta:
             return
@@ -241,7 +306,7 @@ class FlowerEngine:
                     held = digests(answer.packet.meta["holds"])
                 except codec.Malformed:
                     held = frozenset()
-                self.connected.devices[name] = replace(device, holds=held)
+                self.connected.devices[name] = replace(device, holds=held, programs=_programs(answer, device))
                 return
 
     def await_devices(self, wanted: Sequence[str], needed: int) -> None:
@@ -249,8 +314,7 @@ class FlowerEngine:
         connection must not use up a round's attempts."""
         needed = min(max(1, needed), len(wanted))
         while True:
-            for _ in self.hear():
-                pass
+            self.listen()
             free = [name for name in wanted if self.is_free(name)]
             expected = [name for name in wanted if name not in free and self._is_expected(name)]
             if len(free) >= needed or len(free) + len(expected) < needed:
@@ -281,16 +345,22 @@ def _read(mine: SentTask, answer: Answer, state: Mapping[str, Tensor]) -> tuple[
     what = plain(meta.get("what"), 40)
     if what == "failure":
         return Outcome(index, None, sentence(meta.get("kind"))), "move down" if meta.get("kind") == "memory" else ""
-    if what != "update":
+    if what != ("update" if mine.secure is None else "masked"):
         return Outcome(index, None, f"sent {what} in place of an update"), "send all" if what == "lacks" else ""
     if meta.get("round") != task.round:  # as federation/checking will say, for which it needs no tensors
         return Outcome(index, update_of(meta, {})), ""
     if meta.get("token") != mine.token:
         return Outcome(index, None, "answered another message"), ""
-    due = due_bytes(task.cut, state)
+    due = _due(mine, state)
     if len(answer.packet.body) != due:  # said before it is copied: it may be anything that Flower carries
         return Outcome(index, None, f"sent {len(answer.packet.body)} bytes of tensors, not {due}"), ""
+    if mine.secure is not None:
+        return Outcome(index, MaskedUpdate(meta, answer.packet.tensors())), ""
     return Outcome(index, update_of(meta, answer.packet.tensors())), ""
+
+
+def _due(mine: SentTask, state: Mapping[str, Tensor]) -> int:
+    return due_bytes(mine.job.task.cut, state) if mine.due is None else mine.due
 
 
 def due_bytes(cut: Cut, state: Mapping[str, Tensor]) -> int:
@@ -311,6 +381,15 @@ def update_of(meta: Mapping[str, Any], tensors: dict[str, Tensor]) -> Update:
         peak_bytes=said("peak_bytes"),
         cut_hash=said("cut"),
     )
+
+
+def _programs(answer: Answer, device: Device) -> frozenset[str]:
+    """As it says, where it says so: one that had no more room has let some go."""
+    assert answer.packet is not None
+    try:
+        return program_ids(answer.packet.meta.get("programs", list(device.programs)))
+    except codec.Malformed:
+        return frozenset()
 
 
 def _plain(value: Any) -> Any:

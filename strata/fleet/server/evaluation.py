@@ -25,6 +25,7 @@ from strata.fleet.pooled_statistics import pooled
 from strata.fleet.protocol import codec
 from strata.fleet.protocol.failures import sentence
 from strata.fleet.server.messages import plain
+from strata.fleet.server.native_devices import Wanted
 from strata.training.evaluation import EvaluatedBatch
 from strata.training.statistics import CALIBRATION_IMAGES, plain_state
 
@@ -60,6 +61,7 @@ class DeviceEvaluation:
                 tensors |= self._statistics(job, tensors, state)
             found = self._ask(
                 "evaluate",
+                job.cut,
                 {"cut": job.cut.to_json(), "bn": job.bn, "fixed": list(job.fixed)},
                 tensors,
                 self._sums,
@@ -78,7 +80,9 @@ class DeviceEvaluation:
         if self._measured is None or self._measured[0] is not state or self._measured[1:3] != key:
             seed = derive(job.seed, "statistics on devices")  # the run's own is not for them
             meta = {"cut": job.cut.to_json(), "seed": seed, "fixed": list(job.fixed)}
-            found = self._ask("statistics", meta, tensors, lambda packet, who: self._buffers(packet, who, tensors))
+            found = self._ask(
+                "statistics", job.cut, meta, tensors, lambda packet, who: self._buffers(packet, who, tensors)
+            )
             if not found:
                 raise EngineFailed(
                     "no device could measure batch norm's statistics: resume the run when devices are there"
@@ -128,6 +132,7 @@ class DeviceEvaluation:
     def _ask(
         self,
         what: str,
+        cut: Cut,
         meta: Mapping[str, Any],
         tensors: Mapping[str, Tensor],
         read: Read,
@@ -138,14 +143,22 @@ class DeviceEvaluation:
         engine.await_devices(engine.names, 1)
         until = engine.until()
         asked: dict[str, tuple[int, Device, str]] = {}
-        for number, device in engine.free_devices():
-            if not who(device):
+        taking_part = [(number, device) for number, device in engine.free_devices() if who(device)]
+        native = {device.name: device for _, device in taking_part if device.native is not None}
+        if native and engine.native is not None:
+            engine.native.offer([Wanted(device, cut, engine.training) for device in native.values()])
+        for number, device in taking_part:
+            other = engine.native.named(device, cut, engine.training) if device.name in native and engine.native else {}
+            if isinstance(other, str):
+                engine.say(f"{device.name} takes no part in this evaluation: {other}")
                 continue
             token = secrets.token_hex(16)
             left = None if until == math.inf else max(0.001, until - time.monotonic())
             said = {"what": what, "model": engine.model, "token": token, "training": engine.training, "deadline": left}
             due = sum(tensors[name].nbytes for name in self._graph.buffer_names if name in tensors)
-            id = engine.messenger.send(device.node, what, codec.encode({**said, **meta}, tensors), 0, left, due)
+            id = engine.messenger.send(
+                device.node, what, codec.encode({**said, **meta, **other}, tensors), 0, left, due
+            )
             if id is not None:
                 asked[id] = (number, device, token)
         found: dict[int, Any] = {}

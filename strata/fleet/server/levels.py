@@ -42,7 +42,8 @@ def most_bytes(method: Method, execution: Execution) -> list[int]:
 
 @dataclass
 class Assignment:
-    """Which level each device trains at. `levels`: bytes, ascending; `start`: the level of device 0, 1, ...
+    """Which level each device trains at. `levels`: bytes, ascending; `start`: the level of device 0, 1, ..., which were
+    there when the run began; `joined`: of those who came later.
 
     A move counts from the next attempt on. When a run is resumed, moves of rounds that are done again are forgotten,
     so that they happen again as they did.
@@ -51,10 +52,12 @@ class Assignment:
     levels: tuple[int, ...]
     start: tuple[int, ...]
     moves: list[tuple[int, int, int]] = field(default_factory=list)  # round, device, new level (-1: too small for any)
+    joined: list[int] = field(default_factory=list)
     _resumed: bool = False
 
     def level(self, device: int) -> int:
-        return next((level for _, who, level in reversed(self.moves) if who == device), self.start[device])
+        moved = next((level for _, who, level in reversed(self.moves) if who == device), None)
+        return (*self.start, *self.joined)[device] if moved is None else moved
 
     def move_down(self, device: int, round: int) -> int:
         """The device's new level; -1 where there is no smaller one."""
@@ -67,16 +70,22 @@ class Assignment:
         if not self._resumed:
             self.moves = [move for move in self.moves if move[0] < round]
             self._resumed = True
-        return tuple(max(0, self.level(device)) for device in range(len(self.start)))
+        return tuple(max(0, self.level(device)) for device in range(len(self.start) + len(self.joined)))
 
     def to_json(self) -> dict[str, Any]:
-        return {"levels": list(self.levels), "start": list(self.start), "moves": [list(move) for move in self.moves]}
+        return {
+            "levels": list(self.levels),
+            "start": list(self.start),
+            "joined": list(self.joined),
+            "moves": [list(move) for move in self.moves],
+        }
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Assignment:
         try:
             moves = [(int(round), int(device), int(level)) for round, device, level in values["moves"]]
-            return cls(tuple(map(int, values["levels"])), tuple(map(int, values["start"])), moves)
+            joined = list(map(int, values.get("joined", ())))
+            return cls(tuple(map(int, values["levels"])), tuple(map(int, values["start"])), moves, joined)
         except (KeyError, TypeError, ValueError) as error:
             raise BadInput(f"the run's fleet.json cannot be read: {error!r}") from None
 

@@ -6,7 +6,7 @@ import math
 import re
 import time
 from collections.abc import Callable, Collection, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from strata.core.errors import BadInput, one_line
@@ -16,11 +16,13 @@ from strata.fleet.protocol import codec
 from strata.fleet.protocol.failures import sentence
 from strata.fleet.protocol.settings import NAME
 from strata.fleet.server.messages import Answer, Messenger, names, plain
+from strata.fleet.server.native_devices import objection
 
 Say = Callable[[str], None]
 
 MOST_SAMPLES, MOST_CLASSES, LARGEST_IMAGE = 1 << 40, 1 << 20, 1 << 28  # more is a lie
 SMALLEST_STD = 1e-6  # images are divided by it
+MOST_PROGRAMS = 1000  # that a device says it has
 LONGEST = 500  # characters of what is said about a device
 
 
@@ -55,6 +57,8 @@ class Device:
     labels: str  # digest of its classes' names in order; empty where they have none
     versions: dict[str, str]
     holds: frozenset[str]
+    native: int | None = None  # the format of step programs that it runs; None: it has torch
+    programs: frozenset[str] = frozenset()  # step programs that it has, by id
 
     @classmethod
     def of(cls, node: int, meta: dict[str, Any]) -> Device:
@@ -72,6 +76,8 @@ class Device:
                 versions={plain(k, 32): plain(v, 64) for k, v in meta["versions"].items()},
                 labels=plain(meta["labels"], 64),
                 holds=digests(meta["holds"]),
+                native=_count(meta["native"]["format"]) if "native" in meta else None,
+                programs=program_ids(meta.get("programs", [])),
             )
         except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
             raise codec.Malformed(plain(f"it does not say what it has ({one_line(error, kind=True)})")) from None
@@ -82,11 +88,19 @@ class Device:
         large = len(device.input) > codec.MOST_DIMS or math.prod(device.input) > LARGEST_IMAGE
         if large or max(device.samples, device.held) > MOST_SAMPLES or device.classes > MOST_CLASSES:
             raise codec.Malformed("it says that it has more data than there can be")
-        if not len(device.mean) == len(device.std) == device.input[0] or min(device.std) < SMALLEST_STD:
+        images = bool(device.mean or device.std)  # else ids, or other numbers, which are not normalised
+        if images and (not len(device.mean) == len(device.std) == device.input[0] or min(device.std) < SMALLEST_STD):
             raise codec.Malformed("it has no mean and standard deviation for each channel of its images")
         if device.augmentation not in AUGMENTATIONS:
             raise codec.Malformed(f"it has an augmentation that is not known here, {device.augmentation}")
         return device
+
+    @property
+    def runtime(self) -> str:
+        """What it trains with."""
+        if self.native is not None:
+            return f"no torch (strata-device {self.versions.get('strata-device', '?')})"
+        return f"torch {self.versions.get('torch', '?')}"
 
     @property
     def kind(self) -> DataKind:
@@ -106,6 +120,12 @@ def digests(values: Any) -> frozenset[str]:
     if not isinstance(values, list) or len(values) > codec.MOST_TENSORS:
         raise codec.Malformed("it does not say which layers it holds")
     return frozenset(value for value in values if isinstance(value, str) and len(value) == 32)
+
+
+def program_ids(values: Any) -> frozenset[str]:
+    if not isinstance(values, list) or len(values) > MOST_PROGRAMS:
+        raise codec.Malformed("it does not say which step programs it has")
+    return frozenset(value for value in values if isinstance(value, str) and len(value) == 64)
 
 
 def _count(value: Any) -> int:
@@ -132,7 +152,8 @@ class ConnectedDevices:
         self.structure: str | None = None  # the model's, once it is known
         self.labels = ""  # digest of the class names, once they are known
         self.kind: DataKind | None = None  # of the data, once it is known; None where the server has data of its own
-        self.allowed: Collection[str] | None = None  # names, once the fleet is fixed
+        self.allowed: Collection[str] | None = None  # names, where nobody else may join
+        self.runtimes: dict[str, str] = {}  # by name, of all who were ever there: what they train with
 
     def refresh(self) -> None:
         """Greets newcomers and forgets who left. `take` hears their answers."""
@@ -169,9 +190,19 @@ class ConnectedDevices:
         else:
             self._admit(device)
 
+    def note_program(self, name: str, program: str) -> None:
+        """The device has it now."""
+        if (device := self.devices.get(name)) is not None:
+            self.devices[name] = replace(device, programs=device.programs | {program})
+
     def _refuse(self, node: int, reason: str) -> None:
         self._known[node] = plain(reason, LONGEST)
         self._say(f"a device (node {node}) is not used: {self._known[node]}")
+
+    def turn_away(self, device: Device, reason: str) -> None:
+        """It is here, and of no use to the run."""
+        self.devices.pop(device.name, None)
+        self._refuse(device.node, reason)
 
     def _admit(self, device: Device) -> None:
         """Under its name; or says why not."""
@@ -181,9 +212,10 @@ class ConnectedDevices:
             return
         self._known[device.node] = device.name
         self.devices[device.name] = device
+        self.runtimes[device.name] = device.runtime
         self._say(
             f"{device.name} is here: {device.samples} samples, {device.budget} bytes for training, runtime "
-            f"{device.baseline} bytes, torch {device.versions.get('torch', '?')}"
+            f"{device.baseline} bytes, {device.runtime}"
         )
 
     def _objection(self, device: Device) -> str | None:
@@ -192,7 +224,7 @@ class ConnectedDevices:
         if registered and registered != name:
             return f"it calls itself {name}, and its key is that of {registered}: start it with --name {registered}"
         if self.allowed is not None and name not in self.allowed:
-            return f"{name} was not there when the run began; it can take part in the next one"
+            return f"{name} was not there when the run began, and nobody may join it (--members fixed, or privacy)"
         if (reason := self.misfit(device)) is not None:
             return reason
         other = self.devices.get(name)
@@ -210,7 +242,9 @@ class ConnectedDevices:
                 f"{device.name} numbers its classes otherwise than the server: the same class folders, by name, are "
                 "needed everywhere"
             )
-        if self.structure is not None and device.structure != self.structure:
+        if (reason := objection(device)) is not None:
+            return reason
+        if self.structure is not None and device.native is None and device.structure != self.structure:
             return (
                 f"{device.name} has a model of structure {device.structure} and the server {self.structure}: install "
                 "the same version of the model's package there, and have as many classes and images of the same size"

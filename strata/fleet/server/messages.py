@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 KINDS = {
     "hello": MessageType.QUERY,
     "train": MessageType.TRAIN,
+    "secure": MessageType.QUERY,
+    "program": MessageType.QUERY,
     "statistics": MessageType.EVALUATE,
     "evaluate": MessageType.EVALUATE,
 }
@@ -31,6 +33,7 @@ PAUSE = 0.25  # seconds between looks for answers
 REST = 4  # and at least so many times what a look in vain takes, up to LOOK: with many messages it takes a while
 LOOK = 2.0  # and between looks for who is connected
 LARGEST_HEADER = 1 << 20  # of an answer
+UNREGISTERED = "unregistered"  # in Flower's words
 PATIENCE = 60.0  # seconds that a message outlives its deadline: for an answer on its way
 
 
@@ -56,19 +59,29 @@ class Messenger:
         self._grid = grid
         self.open: dict[str, SentMessage] = {}
         self._nodes: dict[int, str] = {}  # and the name that each one's key is registered under, if any
+        self._keys: dict[int, bytes] = {}
+        self.shut_out: frozenset[str] = frozenset()  # names whose keys are not admitted any more
         self._looked = float("-inf")
         self._in_vain = 0.0  # seconds that the last look spent on messages without an answer
 
     def nodes(self, now: bool = False) -> set[int]:
         """Who is connected, as of a moment ago."""
         if now or time.monotonic() - self._looked > LOOK:
-            self._nodes = {int(node.node_id): str(node.name) for node in self._grid.get_nodes()}
+            found = list(self._grid.get_nodes())
+            here = [node for node in found if node.status != UNREGISTERED]  # flower_patches.with_shut_out
+            self.shut_out = frozenset(str(node.name) for node in found if node.status == UNREGISTERED)
+            self._nodes = {int(node.node_id): str(node.name) for node in here}
+            self._keys = {int(node.node_id): bytes(node.public_key) for node in here}
             self._looked = time.monotonic()
         return set(self._nodes)
 
     def registered_name(self, node: int) -> str:
         """Of the key that it proved to have; empty on a plain-text server, which knows no keys."""
         return self._nodes.get(node, "")
+
+    def key(self, node: int) -> bytes:
+        """As Flower has it; empty on a plain-text server."""
+        return self._keys.get(node, b"")
 
     def send(
         self, node: int, what: str, data: bytes, round: int = 0, deadline: float | None = None, due: int = 0

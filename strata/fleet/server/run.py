@@ -16,18 +16,24 @@ import torch
 from strata.core.errors import BadInput, Infeasible
 from strata.core.files import read_object, write_json
 from strata.data import FederatedData, ImageSet
+from strata.federation.membership import MembershipLog
 from strata.federation.robust import updates_needed
 from strata.fleet.device.own_data import label_digest
-from strata.fleet.protocol.settings import RunSettings, Terms
+from strata.fleet.protocol.model_text import model_text
+from strata.fleet.protocol.settings import NOBODY_JOINS, RunSettings, Terms
 from strata.fleet.server.engine import FlowerEngine
 from strata.fleet.server.levels import Assignment, group, level_for, most_bytes, per_device
 from strata.fleet.server.members import ConnectedDevices, DataKind, Device, in_order
+from strata.fleet.server.members_record import Told
 from strata.fleet.server.messages import Messenger, names
+from strata.fleet.server.native_devices import StepPrograms, exporter
 from strata.fleet.server.resuming import config_of, fitted
+from strata.fleet.server.roster import LevelAllowance, Roster, takes_part
+from strata.fleet.server.secure_checks import check_asked, check_fleet, secure_terms
 from strata.graph import ChannelGraph
-from strata.methods import method_class
-from strata.methods.heads import is_prepared
-from strata.runs.allowance import Allowance
+from strata.graph.inputs import taken_by
+from strata.methods import METHODS, method_class
+from strata.methods.heads import is_prepared, prepared_model
 from strata.runs.config import RunConfig
 from strata.runs.folder import has_checkpoint, is_finished, refuse_used
 from strata.runs.launch import (
@@ -36,6 +42,7 @@ from strata.runs.launch import (
     make_method,
     make_model,
     make_training,
+    own_options,
     refuse_going_back,
     split_data,
 )
@@ -58,20 +65,23 @@ Value = TypeVar("Value")
 
 @dataclass(frozen=True)
 class ReportedSamples:
-    """How many samples each device says it has, as a partition: which ones they are is the device's own business."""
+    """How many samples each device says it has, as a partition: which ones they are is the device's own business.
 
-    samples: tuple[int, ...]
+    It is as long as the fleet was when the run began, which is the run's setting; there may be devices beyond."""
+
+    samples: Sequence[int]
+    first: int | None = None  # None: all
     elsewhere = True  # no sample of the server's data is meant
 
     def __len__(self) -> int:
-        return len(self.samples)
+        return len(self.samples) if self.first is None else self.first
 
     def __getitem__(self, device: int) -> np.ndarray:
         return np.broadcast_to(np.int64(0), (self.samples[device],))
 
 
-def run_on_fleet(grid: Grid, settings: RunSettings) -> Result | None:
-    """The finished run, or None where it was finished before."""
+def run_on_fleet(grid: Grid, settings: RunSettings, told: Told | None = None) -> Result | None:
+    """The finished run, or None where it was finished before. `told`: hears who joined and who left."""
     out = Path(settings.out)
     say = partial(print, flush=True)
     if settings.resume and is_finished(out):
@@ -86,55 +96,78 @@ def run_on_fleet(grid: Grid, settings: RunSettings) -> Result | None:
     if not settings.resume:
         config = guarded(config)
     name = config.approach.method
-    if is_prepared(method_class(name)):
-        raise BadInput(f"{name} adds to the model, and real devices make the model by its name alone: simulate it")
-    terms = settings.terms(saved or {})
+    adds = is_prepared(method_class(name))
+    if adds and name not in METHODS:
+        raise BadInput(f"{name} adds to the model, and real devices know Strata's own methods only: simulate it")
+    text = model_text(config.problem.model, name, own_options(config)) if adds else config.problem.model
+    private = config.options.private is not None
+    # runs of older versions were fixed, too
+    usual = {"members": "fixed"} if private or saved is not None else {}
+    terms = settings.terms({**usual, **(saved or {})})
+    if saved is not None and bool(saved.get("secure_aggregation")) != terms.secure_aggregation:
+        raise BadInput(
+            "a run with secure aggregation goes on with it, and one without it without: resume it as it began"
+        )
     if saved is not None and saved["evaluation"] != terms.evaluation:
         raise BadInput(f"this run is evaluated by the {saved['evaluation']}: resume it with the same --evaluation")
     if terms.evaluation == "devices" and config.evaluation.validation:
         raise BadInput("devices hold out data for evaluation themselves: give no --validation with it")
-    private = config.options.private is not None
     if private:
         _check_privacy(config, terms)
+    if terms.secure_aggregation:
+        check_asked(config, terms)
 
     messenger = Messenger(grid)
-    connected = ConnectedDevices(messenger, config.problem.model, say)
-    wanted = None if saved is None else list(saved["names"])
-    minimum = terms.minimum if wanted is None else min(terms.minimum, len(wanted))
+    connected = ConnectedDevices(messenger, text, say)
+    is_open = terms.members == "open"
+    known = None if saved is None else [name for name, stays in takes_part(saved).items() if stays]
+    minimum = terms.minimum if known is None else min(terms.minimum, max(1, len(known)))
+    wanted = None if is_open else known
     connected.gather(minimum, terms.wait, wanted)
 
     data = load_data(config) if terms.evaluation == "server" else _unseen_data(connected, saved)
-    model = make_model(config, data, with_weights=not has_checkpoint(out))
-    graph = ChannelGraph(model, data.inputs)
+    plain = make_model(config, data, with_weights=not has_checkpoint(out))
+    data = data.only(taken_by(plain, data.inputs.names))
+    model = prepared_model(method_class(name), plain, data.inputs, config.course.seed, own_options(config))
+    graph = ChannelGraph(model, data.inputs, width=config.approach.width)
     connected.structure = graph.hash
     connected.labels = label_digest(data.class_names) or _labels(connected, saved)
     members = _members(connected, wanted, say)
     config, assignment = _levels(config, settings, graph, members, saved, say)
     if private:  # a level that depends on who was asked before is not covered by epsilon
         assignment.moves.clear()
+    per_round = config.fleet.per_round
+    robust = config.options.robust
+    needed = terms.summed(updates_needed(config.fleet.quorum, robust))
+    more: dict[str, Any] = {"open": is_open, "wait": terms.wait, "say": say, "needed": needed}
     if saved is None:
         fitting = [device for device in members if level_for(device.budget, assignment.levels) is not None]
-        fleet = [device.name for device in fitting]
-        samples = [device.samples for device in fitting]
+        fleet, samples = [device.name for device in fitting], [device.samples for device in fitting]
+        roster = Roster(fleet, samples, assignment, MembershipLog(len(fleet)), per_round, **more)
     else:
-        fleet, samples = wanted or [], list(saved["samples"])
-    config = fitted(config, len(fleet))
-    connected.allowed = frozenset(fleet)
-    connected.devices = {name: device for name, device in connected.devices.items() if name in connected.allowed}
+        roster = Roster.of_file(saved, assignment, per_round, **more)
+        fleet = roster.names
+    first = roster.log.first
+    config = fitted(config, first)
+    if not is_open:
+        connected.allowed = frozenset(fleet)
+    if saved is None or not is_open:  # else the roster takes in who has come since, when the next round begins
+        connected.devices = {name: device for name, device in connected.devices.items() if name in fleet}
     say(f"{len(fleet)} devices: {names(fleet)}; levels of {', '.join(map(str, assignment.levels)) or 'one size'} bytes")
 
     base = make_method(config, graph)
+    starting = per_device(base, base, assignment.start)
+    if terms.secure_aggregation and saved is None:
+        check_fleet(starting, len(fleet), config, terms, model.state_dict())
     training = make_training(config, data)
     rest, held = split_data(config, data)
     at_home = terms.evaluation == "server"
     workspace = Workspace(graph)
     home = make_engine(model, rest, training, settings.workers, held=held, workspace=workspace) if at_home else None
     facts = {
-        "names": fleet,
-        "samples": samples,
         **asdict(terms),
         "classes": data.classes,
-        "input": list(data.input_shape),
+        "input": list(data.inputs.inputs[0].shape),
         "mean": list(data.train.mean),
         "std": list(data.train.std),
         "augmentation": data.augmentation,
@@ -142,16 +175,17 @@ def run_on_fleet(grid: Grid, settings: RunSettings) -> Result | None:
     }
 
     def save() -> None:
-        write_json(out / FILE, {**facts, **assignment.to_json()})
+        write_json(out / FILE, {**roster.to_json(), **facts, "runtimes": connected.runtimes})
 
-    robust = config.options.robust
+    roster.save = save
+    roster.told = told or roster.told
     engine = FlowerEngine(
         messenger,
         connected,
         fleet,
         assignment,
         training,
-        config.problem.model,
+        text,
         home=home,
         deadline=terms.deadline,
         wait=terms.wait,
@@ -159,8 +193,10 @@ def run_on_fleet(grid: Grid, settings: RunSettings) -> Result | None:
         save=save,
         graph=graph,
         moving=not private,
-        needed=updates_needed(config.fleet.quorum, robust),
+        needed=roster.needed,
         robust=robust is not None,
+        secure=secure_terms(config, terms),
+        programs=StepPrograms(exporter(graph, model, config.problem.model), out / "programs"),
     )
 
     def adjusted(method: Method, round: int) -> Method:
@@ -169,16 +205,18 @@ def run_on_fleet(grid: Grid, settings: RunSettings) -> Result | None:
     try:
         prepared = Prepared(
             model=model,
+            plain=plain,
             data=data,
-            method=per_device(base, base, assignment.start),
+            method=starting,
             options=config.options,
             training=training,
             server=config.server.optimizer(),
-            partition=ReportedSamples(tuple(samples)),
+            partition=ReportedSamples(roster.samples, first),
             engine=engine,
             adjusted=None if private else adjusted,
-            pretrained=config.problem.init is not None,
-            allowance=Allowance(tuple(assignment.levels[level] for level in assignment.start), "peak"),
+            present=None if private else lambda round, attempt: roster.at(round, attempt, engine),
+            pretrained=config.pretrained,
+            allowance=LevelAllowance(tuple(assignment.levels[level] for level in assignment.start), "peak", assignment),
         )
         return launch(config, out, resume=settings.resume, from_round=settings.from_round, prepared=prepared)
     except KeyboardInterrupt:
@@ -208,6 +246,8 @@ def _saved(file: Path) -> dict[str, Any]:
 
 
 def _check_privacy(config: RunConfig, terms: Terms) -> None:
+    if terms.members == "open":
+        raise BadInput(NOBODY_JOINS)
     if terms.evaluation == "devices":
         raise BadInput(
             "with differential privacy the server evaluates on data of its own: what devices count on theirs is not "
@@ -235,6 +275,10 @@ def _unseen_data(connected: ConnectedDevices, saved: Mapping[str, Any] | None) -
         mean, std = (
             [round(median(values), 6) for values in zip(*(getattr(device, key) for device in alike), strict=True)]
             for key in ("mean", "std")
+        )
+    if not mean:
+        raise BadInput(
+            "what is not images is evaluated on data of the server's own: give --evaluation server and --data"
         )
     connected.kind = kind
     blank = ImageSet(

@@ -13,6 +13,7 @@ from strata.core.processes import watch_parent
 from strata.fleet.device.available_memory import memory_limit
 from strata.fleet.flower_patches import patch_app
 from strata.fleet.protocol.settings import RunSettings
+from strata.fleet.server.members_record import members_record
 from strata.fleet.server.run import run_on_fleet
 
 SHARE = 0.75  # of the machine's memory, for the server app: what goes wrong there must not take the machine along
@@ -26,7 +27,7 @@ def main(grid: Grid, context: Context) -> None:
     watch_parent(os.getppid())
     patch_app()
     limit_memory()
-    run_on_fleet(grid, RunSettings.from_config(context.run_config))
+    run_on_fleet(grid, RunSettings.from_config(context.run_config), members_record(context.run_id))
 
 
 def limit_memory() -> None:

@@ -23,6 +23,7 @@ class DeviceStatus:
     last_seen: str | None  # ISO 8601, UTC
     samples: int | None = None  # as of its latest run, where that run's folder is on this machine
     level_bytes: int | None = None  # memory of the level it trains at; 0: it is too small for any
+    in_run: bool | None = None  # whether it takes part in that run; False: it has left
 
 
 @dataclass(frozen=True)
@@ -74,12 +75,15 @@ def _known(folders: Sequence[str | None]) -> dict[str, dict[str, Any]]:
     for folder in folders:
         try:
             said = json.loads((Path(folder or "/nowhere") / "fleet.json").read_text())
+            levels = [*said["start"], *said.get("joined", ())]
+            left = {device: what == "left" for _, _, device, what in said.get("changes", ())}
             for index, name in enumerate(said["names"]):
                 moves = [level for _, device, level in said["moves"] if device == index]
-                level = (moves or [said["start"][index]])[-1]
+                level = (moves or [levels[index]])[-1]
                 known[name] = {
                     "samples": int(said["samples"][index]),
                     "level_bytes": int(said["levels"][level]) if level >= 0 else 0,
+                    "in_run": not left.get(index, False),
                 }
         except (OSError, ValueError, KeyError, IndexError, TypeError):
             continue

@@ -15,7 +15,7 @@ from strata.core.processes import Stopped, stopped_by_signals
 from strata.core.settings import as_json
 from strata.fleet.app_bundle import bundle, bundle_hash
 from strata.fleet.log_filter import PREFIX, LogFilter
-from strata.fleet.protocol.settings import KEY, RunSettings
+from strata.fleet.protocol.settings import KEY, NOBODY_JOINS, RunSettings
 from strata.fleet.security.addresses import Unreachable
 from strata.fleet.server.control import Access, Refused, connect
 
@@ -55,6 +55,8 @@ def run_settings(asked: Mapping[str, Any], args: argparse.Namespace, local: bool
             "--levels groups the devices' own budgets, when a run begins: leave it out with --budget, --constraint or "
             "--resume"
         )
+    if args.secure_aggregation is None and not args.resume:
+        _refuse_unused_terms(args)
     if args.resume:  # what was asked for at first is in the folder, which may be out of our sight
         request = config_of(out, asked).to_json() if local else as_json(asked)
     else:
@@ -65,8 +67,10 @@ def run_settings(asked: Mapping[str, Any], args: argparse.Namespace, local: bool
         if args.evaluation == "devices":
             _refuse_server_data(asked)
         config.check(levels_needed=False)
+        if args.members == "open" and config.options.private is not None:
+            raise BadInput(NOBODY_JOINS)
         request = config.to_json()
-    return RunSettings(
+    settings = RunSettings(
         request=request,
         out=str(out),
         resume=args.resume,
@@ -75,9 +79,27 @@ def run_settings(asked: Mapping[str, Any], args: argparse.Namespace, local: bool
         wait=args.wait,
         deadline=args.answer_deadline,
         evaluation=args.evaluation,
+        members=args.members,
+        secure_aggregation=args.secure_aggregation,
+        secure_fewest=args.secure_fewest,
+        secure_clip=args.secure_clip,
         workers=args.server_workers,
         levels=RunSettings.levels if args.levels is None else args.levels,
     )
+    if args.secure_aggregation and not args.resume:
+        from strata.fleet.server.secure_checks import check_asked
+
+        if args.secure_clip is not None and "dp_clip" in asked:
+            raise BadInput("--dp-clip bounds every value too: leave out --secure-clip")
+        check_asked(config, settings.terms({}))
+    return settings
+
+
+def _refuse_unused_terms(args: argparse.Namespace) -> None:
+    for name in ("secure_fewest", "secure_clip"):
+        if getattr(args, name) is not None:
+            option = f"--{name.replace('_', '-')}"
+            raise BadInput(f"{option} is for --secure-aggregation: give that too, or leave it out")
 
 
 def _refuse_server_data(asked: Mapping[str, Any]) -> None:

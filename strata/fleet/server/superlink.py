@@ -19,8 +19,8 @@ from strata.fleet.app_processes import AppStarter, StartedApps
 from strata.fleet.environment import be_quiet
 from strata.fleet.flower_patches import patch_server
 from strata.fleet.security.addresses import Address
-from strata.fleet.security.audit import AuditLog, audit_folder
-from strata.fleet.security.keys import KeyFolder
+from strata.fleet.security.audit import AUDIT, AuditLog, audit_folder
+from strata.fleet.security.keys import KEY_FOLDER, KeyFolder
 from strata.fleet.security.tokens import Tokens
 from strata.fleet.server.run_endings import RunEndings
 
@@ -38,13 +38,18 @@ def main() -> None:
     for name in ("--host", "--port", "--ssl-ca-certfile", "--superexec-auth-secret-file"):
         parser.add_argument(name)
     given, _ = parser.parse_known_args()
+    if keys is not None:
+        os.environ[KEY_FOLDER] = keys  # for the server apps, which sign programs
     address = Address(given.host, int(given.port)).local
     authority = None if given.ssl_ca_certfile is None else Path(given.ssl_ca_certfile)
     secret = Path(given.superexec_auth_secret_file)
     # run folders are as the user wants them, hence the umask
     starter = AppStarter(str(address), secret, authority, StartedApps("flwr-serverapp", secret.parent, umask))
     starter.start()
-    audit = None if keys is None else AuditLog(audit_folder(Path(keys)), partial(print, flush=True))
+    audit = None
+    if keys is not None:
+        audit = AuditLog(audit_folder(Path(keys)), partial(print, flush=True))
+        os.environ[AUDIT] = str(audit.folder)  # for the apps, which know who joins a run
     known = None if keys is None else Tokens(KeyFolder(Path(keys)), own).of
     patch_server(known, starter.told, audit, RunEndings(audit).began)
     flower_superlink()
