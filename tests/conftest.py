@@ -4,6 +4,7 @@ files that look at all networks share a process, because exporting those takes m
 from __future__ import annotations
 
 import contextlib
+import gc
 import importlib
 import os
 import shutil
@@ -69,6 +70,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
         for name in LOADED_FIRST:
             with contextlib.suppress(ImportError):  # an extra that is not installed
                 importlib.import_module(name)
+        gc.freeze()  # what is there by now stays: no process need look through it again
 
 
 @pytest.fixture

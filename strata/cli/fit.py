@@ -32,7 +32,7 @@ EXAMPLES = """examples:
 # Of a run's settings, those that a fit looks at; its commands hand them on.
 LOOKED_AT = (
     "model", "init", "data", "data_dir", "partition", "sizes", "budgets", "max_flops", "max_upload", "norm_samples",
-    "rounds", "devices", "per_round", "epochs", "seed",
+    "width", "rounds", "devices", "per_round", "epochs", "seed",
     *RunConfig.keys_of("execution", "reading"),
 )  # fmt: skip
 
@@ -108,12 +108,14 @@ def fit_of(config: RunConfig, args: argparse.Namespace, speed: Any) -> Fit:
         inputs = parse_input(args.input or "3x32x32")
         shape = InputSpec.of(inputs).inputs[0].shape
         classes = None if args.classes is None else at_least_one(args.classes, "--classes")
-        model = load_model(problem.model, classes, shape)
-        graph = ChannelGraph(model, inputs)
+        task = config.reading.objective or "classification"
+        model = load_model(problem.model, classes, shape, task=task)
+        graph = ChannelGraph(model, inputs, width=config.approach.width)
         samples = SAMPLES if args.samples is None else at_least_one(args.samples, "--samples")
     else:
         model = make_model(config, data, with_weights=False)
-        graph = ChannelGraph(model, data.only(taken_by(model, data.inputs.names)).inputs)
+        taken = data.only(taken_by(model, data.inputs.names)).inputs
+        graph = ChannelGraph(model, taken, width=config.approach.width)
         samples = max(1, len(data.train) // config.fleet.devices)
     return fit(
         graph,

@@ -146,8 +146,11 @@ def _add_device(commands: Subparsers) -> None:
     _add_security(parser, "this device's folder of keys (or the whole key folder, with --name)")
     parser.add_argument("--name", metavar="NAME", help="of this device (default: its key folder's)")
     parser.add_argument("--budget", metavar="SIZE", help="memory for training, e.g. 64MiB (default: what is free here)")
-    parser.add_argument("--data", metavar="NAME", default="digits", help="see `strata data` (default digits)")
+    parser.add_argument(
+        "--data", metavar="NAME", default="digits", help="see `strata data`, or text:FILE (default digits)"
+    )
     parser.add_argument("--data-dir", metavar="DIR", help="where the data is on disk")
+    add_flags(parser, RunConfig, only=tuple(RunConfig.keys_of("reading")))
     parser.add_argument("--part", metavar="I/N", help="only part I of N (from 0) of the data: to try things out")
     parser.add_argument(
         "--partition", metavar="P", help="how --part splits: iid (default), dirichlet:0.1, shards:2 ..."
@@ -167,6 +170,10 @@ def _add_device(commands: Subparsers) -> None:
     parser.add_argument(
         "--poll", type=float, default=1.0, metavar="S", help="seconds between two questions for work (default 1)"
     )
+    parser.add_argument(
+        "--only-sums", type=int, metavar="T",
+        help="train only with secure aggregation, in sums over at least T devices (default: as the server asks)",
+    )  # fmt: skip
     parser.add_argument("--no-hard-limit", action="store_true", help="do not let the system enforce the budget")
     parser.add_argument(
         "--no-wait", action="store_true", help="fail when the server cannot be reached, instead of waiting"
@@ -209,6 +216,21 @@ def _add_run(commands: Subparsers) -> None:
         choices=("open", "fixed"),
         help="open (default): devices may join the run, and who is away longer than --wait leaves it; fixed: those "
         "that are there when it begins (always so with --dp-noise)",
+    )
+    group.add_argument(
+        "--secure-aggregation",
+        action="store_const",
+        const=True,
+        help="devices mask their updates: the server sees sums over several devices only (docs/security.md)",
+    )
+    group.add_argument(
+        "--secure-fewest", type=int, metavar="T", help="of secure aggregation: devices in a sum, at least (default 3)"
+    )
+    group.add_argument(
+        "--secure-clip",
+        type=float,
+        metavar="X",
+        help="of secure aggregation: no value changes by more in a round, on its device (default 1)",
     )
     group.add_argument(
         "--levels", type=int, metavar="N", help="at most so many memory levels of the devices' budgets (default 4)"
@@ -382,14 +404,19 @@ def device(args: argparse.Namespace) -> int:
     if args.part is None and (args.partition or args.split_seed is not None):
         raise BadInput("--partition and --split-seed say how --part splits the data: give --part I/N too")
     settings = DeviceSettings(
-        name=name, budget=None if args.budget is None else parse_bytes(args.budget), data=args.data,
+        name=name, budget=None if args.budget is None else parse_bytes(args.budget),
+        data=args.data if args.data_dir is not None else RunConfig.of(data=args.data).problem.data,
         data_dir=None if args.data_dir is None else str(expanded(args.data_dir).absolute()),
         partition=None if args.part is None else args.partition or "iid", index=index, devices=count,
         seed=args.split_seed or 0, hold_out=args.hold_out, deadline=args.deadline,
         cache=None if args.cache is None else str(expanded(args.cache).absolute()),
-        models=tuple(args.model or ()), hard_limit=not args.no_hard_limit,
+        models=tuple(args.model or ()), hard_limit=not args.no_hard_limit, only_sums=args.only_sums,
+        reading=tuple(given(argparse.Namespace(**{key: getattr(args, key) for key in READ}), RunConfig).items()),
     )  # fmt: skip
     return work(settings, parse_address(args.server), own, say=say, wait=not args.no_wait, poll=args.poll)
+
+
+READ = tuple(RunConfig.keys_of("reading"))
 
 
 def _part(text: str | None) -> tuple[int, int]:

@@ -40,6 +40,7 @@ PLANNED = {
     "accounting": "accounting",
     "lean": "lean",
     "reserve": "reserve",
+    "width": "width",
     "schedule": "schedule",
     "patience": "patience",
     "head_fraction": "head_fraction",
@@ -59,7 +60,7 @@ def add_parser(subparsers: Subparsers) -> None:
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    add_flags(parser, RunConfig, only=("model", "method", "rank", "targets", *planned()))
+    add_flags(parser, RunConfig, only=("model", "method", "rank", "targets", "objective", *planned()))
     group = parser.add_argument_group("what the model takes and gives")
     group.add_argument("--classes", metavar="N", help="number of classes (default 10, or what the callable chooses)")
     group.add_argument("--input", default="3x32x32", metavar="CxHxW", help=INPUT_HELP)
@@ -106,7 +107,8 @@ def run(args: argparse.Namespace) -> int:
         from strata.planning.make import plan
 
         shape = InputSpec.of(inputs).inputs[0].shape
-        graph = ChannelGraph(load_model(name, classes, shape), inputs)
+        model = load_model(name, classes, shape, task=args.objective or "classification")
+        graph = ChannelGraph(model, inputs, width=args.width or "residual")
         if classes is not None and graph.classes != classes:
             raise BadInput(f"--classes is {classes}, but {name} has {graph.classes} outputs")
         found = plan(graph, name=name, **settings)
@@ -137,7 +139,7 @@ def run(args: argparse.Namespace) -> int:
     if args.verify or args.hard_cap:
         from strata.planning.verify import verify
 
-        trials = verify(found, name, classes, args.hard_cap)
+        trials = verify(found, name, classes, args.hard_cap, args.objective)
         seen = list(trials) if args.json else show_trials(found, trials, args.hard_cap)
         true = all(trial.holds for trial in seen)
         answer["verification"] = [trial.to_json() for trial in seen]
@@ -168,10 +170,11 @@ def run_method(args: argparse.Namespace) -> int:
     config.check()
     asked_inputs = parse_input(args.input)
     classes = None if args.classes is None else at_least_one(args.classes, "--classes")
-    model = load_model(config.problem.model, classes, InputSpec.of(asked_inputs).inputs[0].shape)
+    shape, task = InputSpec.of(asked_inputs).inputs[0].shape, args.objective or "classification"
+    model = load_model(config.problem.model, classes, shape, task=task)
     inputs = InputSpec.of(asked_inputs, model)
     model = prepared_model(method_class(args.method), model, inputs, config.course.seed, own_options(config))
-    made = make_method(config, ChannelGraph(model, inputs))
+    made = make_method(config, ChannelGraph(model, inputs, width=config.approach.width))
     budget = min(config.approach.budgets, default=None)
     found = outline(made, config.counted, config.course.rounds, config.problem.model, budget)
     print(json.dumps(found.to_json(), indent=2) if args.json else found)

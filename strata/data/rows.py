@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from strata.core.errors import BadInput
+from strata.core.errors import BadInput, one_line
 from strata.data.objectives import Objective
 from strata.data.reading import Reading
 
@@ -62,10 +62,33 @@ def objects(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
         yield f"line {number} of {path}", found
 
 
+def stored_objects(folder: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The rows of a data set that Hugging Face's `datasets` saved there (save_to_disk), with the names of classes; of
+    one with parts, each row has its part as its split."""
+    try:
+        import datasets
+    except ImportError:
+        raise BadInput(
+            f"{folder} is a folder: to read a data set of Hugging Face's from it, install the package datasets; else "
+            "give a file of JSON lines"
+        ) from None
+    try:
+        found: Any = datasets.load_from_disk(str(folder))
+    except Exception as error:
+        raise BadInput(f"{folder} holds no data set that datasets has saved: {one_line(error, 200)}") from error
+    parts = dict(found) if isinstance(found, dict) else {None: found}
+    for part, rows in parts.items():
+        named = {key: one.int2str for key, one in rows.features.items() if hasattr(one, "int2str")}
+        for number, row in enumerate(rows):
+            one = {key: named[key](value) if key in named and value >= 0 else value for key, value in row.items()}
+            of_part = "" if part is None else f" of {part}"
+            yield f"row {number}{of_part} in {folder}", one if part is None else {**one, SPLIT: part}
+
+
 def text_rows(path: Path, reading: Reading, labelled: bool) -> list[Row]:
     """`labelled` False: labels are not looked at."""
     rows = []
-    for where, one in objects(path):
+    for where, one in stored_objects(path) if path.is_dir() else objects(path):
         wanted = [reading.text_field, *([reading.target] if labelled else [])]
         wanted += [reading.user_field] if reading.user_field else []
         for key in wanted:

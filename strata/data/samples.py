@@ -87,6 +87,10 @@ class Samples:
             part = slice(start, start + size)
             yield self._with({name: tensor[part] for name, tensor in self.inputs.items()}, self.targets[part])
 
+    def only(self, names: Sequence[str]) -> Samples:
+        """With these of its inputs."""
+        return self._with({name: self.inputs[name] for name in names}, self.targets)
+
     def _with(self, inputs: Mapping[str, Tensor], targets: Tensor) -> Samples:
         return Samples(inputs, targets, self.mean, self.std)
 
@@ -138,8 +142,7 @@ class FederatedData:
         """With these of its inputs."""
         if tuple(names) == self.inputs.names:
             return self
-        parts = [one._with({name: one.inputs[name] for name in names}, one.targets) for one in (self.train, self.test)]
-        return replace(self, train=parts[0], test=parts[1])
+        return replace(self, train=self.train.only(names), test=self.test.only(names))
 
     @property
     def input_shape(self) -> tuple[int, ...]:

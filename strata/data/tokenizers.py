@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
 from strata.core.errors import BadInput, one_line
 from strata.core.paths import expanded
+from strata.data.reading import Reading
 
 
 class Tokenizer(Protocol):
@@ -143,6 +144,17 @@ def tokenizer_named(name: str, texts: Iterable[str]) -> Tokenizer:
     if name == "bytes":
         return Bytes()
     return Characters.of(texts) if name == "chars" else Folder(name)
+
+
+def reading_for(reading: Reading, data: str, model: str) -> Reading:
+    """With the tokenizer of a Hugging Face model's own folder, where text is asked for by nothing else."""
+    kind, _, folder = model.partition(":")
+    if reading.tokenizer is not None or kind != "hf" or not has_tokenizer(expanded(folder)):
+        return reading
+    from strata.data.catalogue import CATALOGUE
+
+    of_text = data.startswith("text:") or getattr(CATALOGUE.get(data), "read", None)
+    return replace(reading, tokenizer=str(expanded(folder).absolute())) if of_text else reading
 
 
 def has_tokenizer(folder: Path) -> bool:

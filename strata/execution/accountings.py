@@ -82,7 +82,7 @@ def _traced(graph: ChannelGraph, cut: Cut, execution: Execution, weights: int, t
     kept = _bytes(graph, cut, cut.trained) if execution.proximal else 0
     module, last = submodel_as_trained(graph, cut)
     forward = training_forward(graph, cut, module, execution)
-    total = kept - mapped + trace(module, graph.inputs, execution, graph.classes, forward, last)
+    total = kept - mapped + trace(module, graph.inputs, execution, graph.output_shape, forward, last)
     gradients = trained + execution.slot_bytes(trained)
     return Memory(total, weights, gradients, total - weights - gradients, "peak", mapped)
 
@@ -99,7 +99,7 @@ def measure_cut(graph: ChannelGraph, cut: Cut, execution: Execution) -> Measured
     """What a real step of the cut's submodel takes: the truth that `memory` is held against."""
     module, last = built(graph, cut, execution)
     forward = training_forward(graph, cut, module, execution)
-    return measure(module, graph.inputs, execution, graph.classes, forward, last)
+    return measure(module, graph.inputs, execution, graph.output_shape, forward, last)
 
 
 def flops(graph: ChannelGraph, cut: Cut, execution: Execution | None = None) -> Flops:

@@ -6,9 +6,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from strata.core.errors import BadInput
-from strata.core.settings import check, setting, settings_of
+from strata.core.settings import Needs, check, setting, settings_of
 
 PRECISIONS = ("float32", "bfloat16")
+UPDATE_RULES = ("sgd", "adam", "adamw")
+_ADAM = Needs("optimizer", ("adam", "adamw"))
 # batch: of each (micro-)batch its own. frozen: frozen layers have those of the time when they were frozen. fixed: all
 # layers have fixed ones, and a batch in parts gives the gradients of the whole
 NORM_STATISTICS = ("batch", "frozen", "fixed")
@@ -58,11 +60,22 @@ class Execution:
         choices=("memory", "mapped"),
         since=2,
     )
-    momentum: float = setting(0.9, "SGD momentum", metavar="X", least=0, below=1)
+    update_rule: str = setting(
+        "sgd",
+        "of devices; weight decay is added to the gradient by sgd and adam, and taken off the weights by adamw",
+        flag="optimizer",
+        choices=UPDATE_RULES,
+        since=2,
+    )
+    momentum: float = setting(0.9, "of SGD; of adam and adamw the first beta", metavar="X", least=0, below=1)
     momentum_dtype: str = setting(
         "float32", "what momentum is kept in; bfloat16 rounds it, in half the bytes", choices=PRECISIONS, since=2
     )
-    weight_decay: float = setting(1e-5, "SGD weight decay", metavar="X", least=0)
+    beta: float = setting(
+        0.999, "of adam and adamw: the second beta", metavar="X", least=0, below=1, needs=_ADAM, since=2
+    )
+    eps: float = setting(1e-8, "of adam and adamw: added to the root", metavar="X", above=0, needs=_ADAM, since=2)
+    weight_decay: float = setting(1e-5, "by the optimizer, in every step", metavar="X", least=0)
     clip: float | None = setting(
         None, "scale the gradients of a step down to this L2 norm", metavar="X", above=0, since=2
     )
@@ -96,6 +109,8 @@ class Execution:
                 "clipping goes by all gradients together, so they cannot be released as they are made: leave out "
                 "either release_gradients or clip"
             )
+        if self.momentum_dtype != "float32" and self.is_adam:
+            raise BadInput(f"momentum in {self.momentum_dtype} is known for sgd, not for {self.update_rule}")
         if self.momentum_dtype != "float32" and not self.momentum:
             raise BadInput(f"without momentum none is kept in {self.momentum_dtype}: leave momentum_dtype out")
 
@@ -113,6 +128,7 @@ class Execution:
             ("gradients released", self.release_gradients),
             ("frozen weights mapped", self.maps),
             (f"momentum in {self.momentum_dtype}", self.momentum_dtype != "float32"),
+            (self.update_rule, self.is_adam),
         ]
         return ", ".join([f"batch {self.batch_size}{parts}", *(text for text, taken in ways if taken)])
 
@@ -158,9 +174,13 @@ class Execution:
         return True
 
     @property
+    def is_adam(self) -> bool:
+        return self.update_rule != "sgd"
+
+    @property
     def slots(self) -> int:
         """Tensors that the optimizer keeps from step to step for each parameter, of its size."""
-        return 1 if self.momentum else 0
+        return 2 if self.is_adam else 1 if self.momentum else 0
 
     def slot_bytes(self, parameters: int) -> int:
         """What they take, for so many bytes of parameters."""

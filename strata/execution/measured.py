@@ -65,18 +65,18 @@ def measure(
     module: nn.Module,
     input_shape: InputsLike,
     execution: Execution,
-    classes: int,
+    outputs: int | Sequence[int],
     forward: Forward | None = None,
     channels_last: bool = False,
 ) -> Measured:
     """Train `module` (parameters without requires_grad are frozen) and measure a steady-state step.
 
+    `outputs`: the shape of what it returns for a sample, or how many classes that are.
     `forward` runs it where it does not run as a whole (placement.training_forward). The learning rate is 0, buffers
     are restored and the global random generator too: `module` is left as it was.
     """
-    generator = torch.Generator().manual_seed(0)
     batch = example_batch(InputSpec.of(input_shape, module), execution, channels_last)
-    labels = torch.randint(classes, (execution.batch_size,), generator=generator)
+    labels = example_labels(outputs, execution.batch_size)
     optimizer, step = training_step(module, batch, labels, execution, forward)
     with _untouched(module), torch.random.fork_rng(devices=[]):
         module.zero_grad(set_to_none=True)
@@ -89,6 +89,21 @@ def example_batch(inputs: InputSpec, execution: Execution, channels_last: bool =
     waits = execution.in_parts and execution.waits_as_stored
     batch = inputs.stored_example(execution.batch_size) if waits else inputs.example(execution.batch_size)
     return images_last(batch) if channels_last else batch
+
+
+def example_labels(outputs: int | Sequence[int], samples: int) -> Tensor:
+    """A class for each sample, or for each position of [positions, classes] or [classes, height, width]."""
+    shape = (outputs,) if isinstance(outputs, int) else tuple(outputs)
+    classes, positions = (shape[0], shape[1:]) if len(shape) == 3 else (shape[-1], shape[:-1])
+    generator = torch.Generator().manual_seed(0)
+    return torch.randint(classes, (samples, *positions), generator=generator)
+
+
+def cross_entropy(outputs: Tensor, labels: Tensor) -> Tensor:
+    """Mean over samples, and over positions where each has a label."""
+    if labels.dim() == 2:
+        return functional.cross_entropy(outputs.flatten(0, 1), labels.flatten())
+    return functional.cross_entropy(outputs, labels)
 
 
 def training_step(
@@ -125,13 +140,13 @@ def backward(
     batch = (inputs,) if isinstance(inputs, Tensor) else tuple(inputs)
     run = module if forward is None else partial(forward, module)
     if execution.at_once >= len(labels):
-        functional.cross_entropy(run(*batch), labels).backward()
+        cross_entropy(run(*batch), labels).backward()
         return
     parts = zip(*(tensor.split(execution.at_once) for tensor in batch), strict=True)
     for stored, own in zip(parts, labels.split(execution.at_once), strict=True):
         part = [_floats(one, module) for one in stored]
         # no name for the loss: it would live on beside the next part
-        (functional.cross_entropy(run(*part), own) * (len(own) / len(labels))).backward()
+        (cross_entropy(run(*part), own) * (len(own) / len(labels))).backward()
 
 
 def _floats(stored: Tensor, module: nn.Module) -> Tensor:

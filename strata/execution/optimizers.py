@@ -1,4 +1,5 @@
-"""What takes a device's step: SGD, SGD that keeps its momentum in bfloat16, and gradients that go as soon as made.
+"""What takes a device's step: SGD, SGD that keeps its momentum in bfloat16, Adam and AdamW, and gradients that go as
+soon as made.
 
 None of them is a torch.optim.Optimizer: making one, and its first step, load torch's compiler, some 2 s and 70 MiB in
 every process that trains.
@@ -113,10 +114,75 @@ class LeanSGD(SGD):
             parameter.add_(velocity, alpha=-lr)
 
 
+class Adam:
+    """torch.optim.Adam(fused=True), or AdamW (`decoupled`), to the bit.
+
+    `rates`: a parameter w' = w / r, whose gradient is r times that by w, is learned at lr / r, with r eps, and decays
+    by r^2 the weight decay, decoupled by r."""
+
+    def __init__(
+        self,
+        parameters: Sequence[nn.Parameter],
+        lr: float,
+        betas: tuple[float, float],
+        eps: float,
+        weight_decay: float,
+        decoupled: bool,
+        rates: Sequence[float] = (),
+    ) -> None:
+        self.lr, self.betas, self.eps, self.weight_decay, self.decoupled = lr, betas, eps, weight_decay, decoupled
+        self.state: dict[nn.Parameter, dict[str, Tensor]] = {}
+        self._parameters = list(zip(parameters, rates or [1.0] * len(parameters), strict=True))
+        self._steps: dict[nn.Parameter, int] = {}
+
+    def zero_grad(self) -> None:
+        for parameter, _ in self._parameters:
+            parameter.grad = None
+
+    @torch.no_grad()
+    def step(self) -> None:
+        groups: dict[tuple[float, torch.dtype, int], list[nn.Parameter]] = {}  # what one call of torch's takes
+        for parameter, rate in self._parameters:
+            if parameter.grad is not None:
+                self._steps[parameter] = self._steps.get(parameter, 0) + 1
+                groups.setdefault((rate, parameter.dtype, self._steps[parameter]), []).append(parameter)
+        for (rate, _, number), group in groups.items():
+            self._step(group, rate, number)
+
+    def _step(self, parameters: list[nn.Parameter], rate: float, number: int) -> None:
+        taken = []
+        for parameter in parameters:
+            if parameter not in self.state:
+                self.state[parameter] = {name: torch.zeros_like(parameter) for name in ("exp_avg", "exp_avg_sq")}
+            assert parameter.grad is not None
+            kept = self.state[parameter]
+            taken.append(_as_they_lie((parameter, parameter.grad, kept["exp_avg"], kept["exp_avg_sq"])))
+        weights, gradients, means, squares = (list(one) for one in zip(*taken, strict=True))
+        step = torch._fused_adamw_ if self.decoupled else torch._fused_adam_
+        step(
+            weights,
+            gradients,
+            means,
+            squares,
+            [],
+            [torch.tensor(float(number))] * len(parameters),
+            lr=self.lr / rate,
+            beta1=self.betas[0],
+            beta2=self.betas[1],
+            weight_decay=self.weight_decay * (rate if self.decoupled else rate**2),
+            eps=self.eps * rate,
+            amsgrad=False,
+            maximize=False,
+        )
+
+
 def new_optimizer(
     execution: Execution, parameters: Sequence[nn.Parameter], lr: float, rates: Sequence[float] = ()
-) -> SGD:
+) -> SGD | Adam:
     """Fresh: a device keeps nothing between rounds."""
+    if execution.is_adam:
+        betas, decoupled = (execution.momentum, execution.beta), execution.update_rule == "adamw"
+        return Adam(parameters, lr, betas, execution.eps, execution.weight_decay, decoupled, rates)
     kind = SGD if execution.momentum_dtype == "float32" else LeanSGD
     return kind(parameters, lr, execution.momentum, execution.weight_decay, rates)
 

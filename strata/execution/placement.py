@@ -204,7 +204,7 @@ def _chunkable(graph: ChannelGraph, ops: Sequence[SizedOp], first: Sequence[int]
     nodes = {node.name: node for node in mode.graph.nodes}
     batch = str(mode.inputs[0].meta["val"].shape[0])
     calls = [op for op in ops if op.kind == "op" or op.kind == "cut"]
-    apart = [calls[index].kind == "cut" or may_be_chunked(nodes[calls[index].name], batch) for index in first]
+    apart = [_is_apart(calls[index], nodes, batch) for index in first]
     most = next((number for number, one in enumerate(apart) if not one), len(apart))
     forbidden = _written_later(observed)
     users: dict[str, set[str]] = {}
@@ -229,6 +229,12 @@ def _chunkable(graph: ChannelGraph, ops: Sequence[SizedOp], first: Sequence[int]
         if calls[index].kind == "cut" and calls[index].name in left and others < left:
             chosen.remove(index)
     return chosen
+
+
+def _is_apart(op: SizedOp, nodes: dict[str, fx.Node], batch: str) -> bool:
+    if op.kind == "cut":
+        return op.target is not torch.ops.aten.detach.default  # that is of a weight, not of samples
+    return may_be_chunked(nodes[op.name], batch)
 
 
 # --- where to cut ----------------------------------------------------------------------------------------------------

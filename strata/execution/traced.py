@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -17,7 +17,7 @@ from torch._subclasses.fake_tensor import FakeCopyMode, FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from strata.execution.execution import Execution
-from strata.execution.measured import Forward, example_batch, standing_tensors, training_step
+from strata.execution.measured import Forward, example_batch, example_labels, standing_tensors, training_step
 from strata.graph.inputs import InputsLike, InputSpec
 from strata.ops.tape import is_dense
 
@@ -26,7 +26,7 @@ def trace(
     module: nn.Module,
     input_shape: InputsLike,
     execution: Execution,
-    classes: int,
+    outputs: int | Sequence[int],
     forward: Forward | None = None,
     channels_last: bool = False,
 ) -> int:
@@ -37,7 +37,7 @@ def trace(
     module.train()
     with fake:
         batch = example_batch(InputSpec.of(input_shape, module), execution, channels_last)
-        labels = torch.zeros(execution.batch_size, dtype=torch.int64)
+        labels = example_labels(outputs, execution.batch_size)
         optimizer, step = training_step(module, batch, labels, execution, forward)
         module.zero_grad(set_to_none=True)
         step()

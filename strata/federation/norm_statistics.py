@@ -107,6 +107,8 @@ def check_norms(method: Method, training: LocalTraining, rounds: int, model: str
         )
     first = min(training.fixed_after or 0, rounds - 1)
     devices = range(min(method.period or MOST_DEVICES, MOST_DEVICES))
+    plan = getattr(method, "plan", None)
+    freezes = plan is not None and any(step.k_frozen for step in plan.steps)
     for round in (first, rounds - 1):
         phases = [phase for task in method.assign(round, devices) for phase in task.phases]
         fixing = [phase for phase in phases if fixed_norms(method.graph, phase.cut, training.in_round(round))]
@@ -116,6 +118,12 @@ def check_norms(method: Method, training: LocalTraining, rounds: int, model: str
                 f"fixed statistics are those of one network, and {method.name} trains parts of several widths of it: "
                 "leave out norm_statistics, or choose slt, small or fedavg"
             )
+        freezes = freezes or bool(fixing)
+    if not freezes:
+        raise BadInput(
+            f"norm_statistics frozen is for layers that are frozen, and {method.name} freezes none in this run: leave "
+            "it out, or give fixed"
+        )
 
 
 def _differ(one: Cut, other: Cut) -> bool:

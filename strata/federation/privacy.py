@@ -108,8 +108,6 @@ class PrivateSum:
         return self.sums
 
     def add(self, cut: Cut, update: Mapping[str, Tensor], weight: float = 1.0) -> None:
-        if cut not in self._reach.cuts:  # its coordinates might go without noise
-            raise RuntimeError("a device trained a cut that the method did not foresee: nothing is released")
         assert weight == 1.0, "numbers of samples are private"
         received = cut.extract(self._state)
         change = {name: tensor.double() - received[name].double() for name, tensor in update.items()}
@@ -117,11 +115,17 @@ class PrivateSum:
         if not math.isfinite(norm):  # float64 values near their limit: no multiple of them is of any use
             change = {}
         factor = min(1.0, self._privacy.clip / norm) if norm > 0 else 1.0
-        for name, tensor in change.items():
+        self.add_sum(cut, {name: tensor * factor for name, tensor in change.items()}, 1)
+
+    def add_sum(self, cut: Cut, changes: Mapping[str, Tensor], devices: int) -> None:
+        """Of changes that the devices have clipped themselves, where only their sum is known."""
+        if cut not in self._reach.cuts:  # its coordinates might go without noise
+            raise RuntimeError("a device trained a cut that the method did not foresee: nothing is released")
+        for name, tensor in changes.items():
             spread = torch.zeros_like(self.sums[name])
-            cut.scatter({name: spread}, {name: tensor * factor})
+            cut.scatter({name: spread}, {name: tensor})
             self.sums[name] += spread
-        self.updates += 1
+        self.updates += devices
 
     def means(self) -> Iterator[tuple[str, Tensor, Tensor]]:
         """(name, new value, which coordinates have one). A second draw of noise would undo the first."""

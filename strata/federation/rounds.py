@@ -22,6 +22,7 @@ from strata.federation.privacy import Privacy, PrivateSum, Reach
 from strata.federation.robust import FEWEST, KeptUpdates, Robust, updates_needed
 from strata.federation.simulated_fleet import SimulatedFleet
 from strata.federation.state import FederationState
+from strata.federation.summed import Summed
 from strata.federation.usual_change import UsualChange, change_size
 
 if TYPE_CHECKING:
@@ -236,6 +237,16 @@ def _attempt(
         tally.loss_sum += update.loss * samples
         tally.samples += samples
 
+    def take_summed(task: Task, part: Summed) -> None:
+        tally.peaks[task.device] = max(tally.peaks.get(task.device, 0), part.peak_bytes)
+        total = part.total
+        if total is None:
+            return
+        total.add_to(mean, task.cut)
+        if total.loss is not None:  # every device's counts the same
+            tally.loss_sum += total.loss * total.devices
+            tally.samples += total.devices
+
     def take_usual() -> None:
         """Those that waited, in their order."""
         for job, update, size in waiting:
@@ -250,14 +261,20 @@ def _attempt(
         task, update = job.task, outcome.result
         if outcome.sent:
             count_download(task)
-        reason = outcome.reason or problem_with(
-            update, task, state.tensors, settings.norm_bound, len(job.samples), settings.largest_loss
-        )
+        reason = outcome.reason
+        if reason is None and isinstance(update, Summed):  # the engine has checked what can be
+            reason = update.lost
+        elif reason is None:
+            reason = problem_with(
+                update, task, state.tensors, settings.norm_bound, len(job.samples), settings.largest_loss
+            )
         if outcome.reason is None:  # whatever came, the device worked and sent
             tally.train_flops += flops(task) * settings.counted(len(job.samples)) * settings.epochs
             tally.upload_bytes += trained_bytes(task.cut)
         if reason is not None:
             drop(task.device, reason, outcome.detail)
+        elif isinstance(update, Summed):
+            take_summed(task, update)
         elif usual is None:
             take(job, update)
         else:

@@ -9,7 +9,7 @@ import inspect
 import logging
 import operator
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from io import StringIO
@@ -20,9 +20,11 @@ from torch import Tensor, fx, nn
 from torch.utils import _pytree as pytree
 
 from strata.core.errors import BadInput
+from strata.graph.evaluation import evaluation_graph, watch_training_flags
 from strata.graph.inputs import InputSpec, arguments_of
 from strata.graph.leaves import count_leaf_outputs, watch_leaf_modules
 from strata.graph.outputs import named_outputs
+from strata.graph.tied import aliases
 from strata.graph.values import described
 
 EXAMPLE_BATCH = 4  # not 1: torch.export would specialise on it
@@ -52,17 +54,26 @@ class Exports:
 
 
 def export_modes(model: nn.Module, inputs: InputSpec) -> Exports:
-    """Both modes, from torch.export."""
-    with watch_leaf_modules(model) as calls:
+    """Both modes, from torch.export: once where that will do (evaluation.py)."""
+    with watch_leaf_modules(model) as calls, watch_training_flags(model) as readers:
         modes = {"train": export_model(model, inputs, training=True)}
-    modes["eval"] = export_model(model, inputs, training=False)
+    if not readers.are_known:
+        modes["eval"] = export_model(model, inputs, training=False)
     constants = _constants(modes.values(), set(model.state_dict()))
     leaf_outputs = count_leaf_outputs(modes["train"].graph, calls)
     for mode in modes.values():
         for node in mode.graph.nodes:
             node.meta = _essential(node.meta)
         mode.graph.owning_module = None  # which holds all weights
+    if readers.are_known:
+        modes["eval"] = _for_evaluation(modes["train"])
     return Exports(modes, leaf_outputs, constants)
+
+
+def _for_evaluation(training: Exported) -> Exported:
+    graph, copies = evaluation_graph(training.graph)
+    inputs = {name: copies[node] for name, node in training.inputs.items()}
+    return Exported(graph, inputs, {name: copies[node] for name, node in training.outputs.items()})
 
 
 def export_model(model: nn.Module, inputs: InputSpec, training: bool) -> Exported:
@@ -80,6 +91,7 @@ def export_model(model: nn.Module, inputs: InputSpec, training: bool) -> Exporte
             raise BadInput(_explain(model, error)) from error
     graph = module.graph
     _inline_regions(module)
+    _merge_tied(graph, aliases(model))
     _drop_assertions(graph)
     placeholders = [node for node in graph.nodes if node.op == "placeholder"]
     if len(placeholders) != len(arguments.order):
@@ -115,6 +127,22 @@ def _inline_regions(module: fx.GraphModule) -> None:
         graph.erase_node(node)
         if not body.users:
             graph.erase_node(body)
+
+
+def _merge_tied(graph: fx.Graph, further: Mapping[str, str]) -> None:
+    """A parameter of several names is one node, by its first."""
+    tied = {**further, **{name: name for name in further.values()}}
+    seen: dict[str, fx.Node] = {}
+    for node in list(graph.nodes):
+        if node.op != "get_attr" or str(node.target) not in tied:
+            continue
+        name = tied[str(node.target)]
+        if name in seen:
+            node.replace_all_uses_with(seen[name])
+            graph.erase_node(node)
+        else:
+            node.target = name
+            seen[name] = node
 
 
 def _depends(values: Iterable[fx.Node], parameters: set[str]) -> bool:
@@ -170,16 +198,8 @@ def _essential(meta: dict[str, Any]) -> dict[str, Any]:
 
 
 def check_weights(model: nn.Module) -> None:
-    """Refuse early, with a sentence, what cannot work: shared weights, no parameters."""
-    seen: dict[int, str] = {}
-    for name, parameter in model.named_parameters(remove_duplicate=False):
-        if id(parameter) in seen:
-            raise BadInput(
-                f"{_name(model)} shares one weight between {seen[id(parameter)]} and {name}; "
-                "Strata cuts each layer on its own: give them separate weights."
-            )
-        seen[id(parameter)] = name
-    if not seen:
+    """Refuse early, with a sentence, what cannot work: nothing to train."""
+    if not any(True for _ in model.parameters()):
         raise BadInput(f"{_name(model)} has no parameters, so there is nothing to train.")
     if not any(parameter.requires_grad for parameter in model.parameters()):
         raise BadInput(f"all parameters of {_name(model)} have requires_grad=False, so there is nothing to train.")
@@ -212,7 +232,7 @@ def _hint(model: nn.Module, inputs: InputSpec) -> str:
 @contextmanager
 def _mode(model: nn.Module, training: bool) -> Iterator[None]:
     """The model in the wanted mode, and afterwards every submodule in the mode it had."""
-    before = [(module, module.training) for module in model.modules()]
+    before = [(module, vars(module)["training"]) for module in model.modules()]
     model.train(training)
     try:
         yield

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -25,9 +25,13 @@ from strata.graph.outputs import further_scores, needed_for
 from strata.graph.propagation import Pinned, Propagation
 from strata.graph.rows import Rows, Run
 from strata.graph.sized import SizedOp, sized_ops, static_of
+from strata.graph.stream import stream_nodes
 from strata.graph.submodel import SubModel
+from strata.graph.tied import own_state
 from strata.graph.values import concrete_size
 from strata.ops.resize import Along
+
+WIDTHS = ("residual", "inner")
 
 
 @dataclass(frozen=True)
@@ -78,11 +82,17 @@ class ChannelGraph:
         input_shape: InputsLike,
         layers: Sequence[Sequence[str]] | None = None,
         strict: bool = False,
+        width: str = "residual",
     ) -> None:
-        """`input_shape`: the shape of one float input, without the batch; or an InputSpec for others, or several."""
+        """`input_shape`: the shape of one float input, without the batch; or an InputSpec for others, or several.
+        `width`: what prefix, rolling, random and slt cut: "residual", all channels; "inner", all but those of the
+        residual stream, which blocks add to."""
+        if width not in WIDTHS:
+            raise BadInput(f"width is one of {', '.join(WIDTHS)}, not {width!r}")
+        self.width = width
         self.inputs = InputSpec.of(input_shape, model)
         check_weights(model)
-        state = model.state_dict()
+        state = own_state(model)
         self.state_shapes = {name: tuple(t.shape) for name, t in state.items()}
         self.state_dtypes = {name: t.dtype for name, t in state.items()}
         self.parameter_names = tuple(name for name, _ in model.named_parameters())
@@ -105,14 +115,13 @@ class ChannelGraph:
         if strict and self.pinned:
             raise BadInput(f"Strata has no rule for {self.pinned[0]}, and strict=True forbids to keep it whole.")
         self._compile(propagation, exported)
-        found = find_layers(
-            exported["train"].graph,
-            {n: s for n, s in propagation.source_nodes.items() if n.graph is exported["train"].graph},
-            {name for name, classes in self._source_classes.items() if any(c != ALWAYS for c in classes)},
-            self.parameter_names,
-            layers,
-        )
-        self.layer_names, self.layer_of = found.names, found.of_parameter
+        sources = {n: s for n, s in propagation.source_nodes.items() if n.graph is exported["train"].graph}
+        free = {node for node in sources if propagation.has_choice(node)}
+        found = find_layers(exported["train"].graph, sources, free, self.parameter_names, layers)
+        # a parameter of several uses is in the layer of its last one; `layers_of` has all of them
+        self.layer_names, self.layer_of, self.layers_of = found.names, found.of_parameter, found.uses
+        self._users = found.users
+        self._stream = self._stream_classes(exported["train"].graph, sources) if width == "inner" else frozenset()
         self.depth = len(found.names)
         if not self.depth:
             raise BadInput(f"{type(model).__name__} has no layer that can be cut before its classifier.")
@@ -176,11 +185,12 @@ class ChannelGraph:
             )
         wanted: dict[str, Iterable[int]] = {}
         for name, classes in self._source_classes.items():
-            if self.layer_of[name] > k_trained:
+            if min(self.layers_of[name]) > k_trained:
                 row = self._rows.of_source[name]  # channels that meet each other (halves of a gate) count as one
                 chosen = {ALWAYS}
                 for piece in self._rows.pieces[name]:
-                    chosen.update(piece.classes[: piece.count(scale)])
+                    count = len(piece.classes) if self._stream.intersection(piece.classes) else piece.count(scale)
+                    chosen.update(piece.classes[:count])
                 wanted[name] = [leaf for leaf, c in zip(classes, row, strict=True) if c in chosen]
         return self._cut(self._choose(wanted), self._layers_up_to(k_frozen))
 
@@ -215,7 +225,8 @@ class ChannelGraph:
             raise BadInput(
                 f"a window from {k_frozen} to {k_trained}: need 0 <= k_frozen <= k_trained <= {self.depth} layers."
             )
-        return self.only(name for name, layer in self.layer_of.items() if k_frozen < layer <= k_trained)
+        inside = range(k_frozen + 1, k_trained + 1)
+        return self.only(name for name, layers in self.layers_of.items() if any(layer in inside for layer in layers))
 
     def only(self, names: Iterable[str]) -> Cut:
         """The whole model, of which these parameters and the classifier are trained."""
@@ -266,7 +277,7 @@ class ChannelGraph:
 
     @property
     def runs(self) -> tuple[Run, ...]:
-        return self._rows.runs
+        return tuple(run for run in self._rows.runs if not self._stream.intersection(run.classes))
 
     # --- what runs ---------------------------------------------------------------------------------------------
 
@@ -319,6 +330,26 @@ class ChannelGraph:
             if made != cut:
                 raise BadInput("the cut keeps channels that do not hang together in this model.")
         return self._tables[cut]
+
+    def detached(self, cut: Cut) -> dict[fx.Node, tuple[fx.Node, ...]]:
+        """Operations of the training graph, and the weights that they take without a gradient: trained ones, for their
+        use in a higher layer, where all else up to here is frozen. So what a device freezes keeps no activations."""
+        found: dict[fx.Node, tuple[fx.Node, ...]] = {}
+        for name, users in self._users.items():
+            if name in cut.frozen or name not in cut.parameters:
+                continue
+            for node, layer in users.items():
+                if layer < self.layer_of[name] and self._is_frozen_up_to(cut, layer):
+                    (own,) = (x for x in node.all_input_nodes if x.op == "get_attr" and x.target == name)
+                    found[node] = (*found.get(node, ()), own)
+        return found
+
+    def _is_frozen_up_to(self, cut: Cut, layer: int) -> bool:
+        """But for weights that are used in other layers too, and for what is never trained. A layer that has nothing
+        else counts as trained: whether it is, nobody can see."""
+        single = {name: layers[0] for name, layers in self.layers_of.items() if len(layers) == 1}
+        others = {name: own for name, own in single.items() if own <= layer and name not in self.fixed}
+        return layer in others.values() and cut.frozen.issuperset(others)
 
     def cut_constants(self, table: KeptTable) -> dict[str, Tensor]:
         """Tensors outside the state dict (a fixed position code), cut: every device can make them itself."""
@@ -418,12 +449,19 @@ class ChannelGraph:
         self._tables: dict[Cut, KeptTable] = {}
         self._static: dict[str, dict[fx.Node, Any]] = {}
 
+    def _stream_classes(self, graph: fx.Graph, sources: Collection[fx.Node]) -> frozenset[int]:
+        """Coupled classes (rows.py) of the channels of the residual stream."""
+        vectors = [self._modes["train"].vectors.get(node) for node in stream_nodes(graph, sources)]
+        ids = {int(one) for vector in vectors if isinstance(vector, Vector) for one in self._vectors[vector.slots]}
+        leaves = {leaf for one in ids for leaf in self.leaves_of(one)}
+        return frozenset(c for c, members in self._rows.members.items() if leaves.intersection(members))
+
     def _cut_runs(self, scale: float, pick: Any) -> Cut:
         _check_scale(scale)
         if scale == 1:
             return self.full()
         leaves = np.ones(self._leaf_count, dtype=bool)
-        for run in self._rows.runs:
+        for run in self.runs:
             chosen = set(pick(run, run.count(scale)))
             for c in run.classes:
                 if c not in chosen:

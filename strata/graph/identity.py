@@ -47,7 +47,17 @@ _BY_NAME = (
     types.GenericAlias,
     types.UnionType,
 )
-_OUR_OWN = ("cached", "export", "identity", "inputs", "leaves", "outputs", "stored", "values")  # files of this folder
+_OUR_OWN = (
+    "cached",
+    "export",
+    "identity",
+    "inputs",
+    "leaves",
+    "outputs",
+    "stored",
+    "tied",
+    "values",
+)  # files of this folder
 
 # Standard modules whose functions give the same for the same arguments, wherever and whenever they run.
 _STEADY = {

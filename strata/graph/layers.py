@@ -20,28 +20,36 @@ from strata.graph.propagation import holds_tensor
 @dataclass(frozen=True)
 class Layers:
     names: tuple[str, ...]  # one per layer 1..K, by its first parameter's module
-    of_parameter: dict[str, int]
+    of_parameter: dict[str, int]  # of several uses, the last
+    uses: dict[str, tuple[int, ...]]  # the layers of each parameter's uses
+    users: dict[str, dict[fx.Node, int]]  # of parameters in several layers: the operations that take it as it is
 
 
 def find_layers(
     graph: fx.Graph,
     sources: dict[fx.Node, str],
-    free_sources: set[str],
+    free: set[fx.Node],
     parameters: Sequence[str],
     wanted: Sequence[Sequence[str]] | None = None,
 ) -> Layers:
-    """`free_sources` have channels to choose; of the others, the last ones are the classifier."""
+    """`free` sources have channels to choose; of the others, the last ones are the classifier."""
     nodes = [node for node in graph.nodes if node.op == "call_function"]
     follows_source = _has_source_after(nodes, sources)
-    classifiers = {n for n, name in sources.items() if name not in free_sources and not follows_source[n]}
+    classifiers = {n for n in sources if n not in free and not follows_source[n]}
     if wanted is None:
         level = _latest_levels(nodes, sources, classifiers)
     else:
         level = _wanted_levels(nodes, sources, classifiers, wanted)
     depth = max((level[n] for n in sources if n not in classifiers), default=0)
-    of_parameter = _place_parameters(nodes, sources, level, depth, parameters)
-    names = _layer_names(sources, level, depth)
-    return Layers(names, of_parameter)
+    users = _users(nodes, sources, level)
+    uses = {name: tuple(sorted({k for _, k in users.get(name, [])})) or (depth + 1,) for name in parameters}
+    shared = {name for name, layers in uses.items() if len(layers) > 1}
+    return Layers(
+        _layer_names(sources, level, depth),
+        {name: layers[-1] for name, layers in uses.items()},
+        uses,
+        {name: {node: k for node, k in users[name] if _takes(node, name)} for name in shared},
+    )
 
 
 def _has_source_after(nodes: list[fx.Node], sources: dict[fx.Node, str]) -> dict[fx.Node, bool]:
@@ -102,15 +110,16 @@ def _wanted_levels(
     return level
 
 
-def _place_parameters(
-    nodes: list[fx.Node], sources: dict[fx.Node, str], level: dict[fx.Node, int], depth: int, parameters: Sequence[str]
-) -> dict[str, int]:
-    """A norm, and whatever else is not a source, belongs to the last layer that its input comes from.
+def _users(
+    nodes: list[fx.Node], sources: dict[fx.Node, str], level: dict[fx.Node, int]
+) -> dict[str, list[tuple[fx.Node, int]]]:
+    """Where each parameter meets the model's data, and in which layer.
 
-    A parameter that is first viewed, expanded or computed with belongs where the result meets the model's data."""
+    A norm, and whatever else is not a source, belongs to the last layer that its input comes from. A parameter that is
+    first viewed, expanded or computed with belongs where the result meets the data."""
     reached = {x: 0 for node in nodes for x in node.all_input_nodes if x.op == "placeholder"}
     carried: dict[fx.Node, list[str]] = {}  # the parameters in a value that no data has reached
-    placed: dict[str, int] = {}
+    found: dict[str, list[tuple[fx.Node, int]]] = {}
     for node in nodes:
         if not holds_tensor(node.meta.get("val")):
             continue  # a size is no data: q.expand(len(x), -1) depends on q alone
@@ -121,8 +130,12 @@ def _place_parameters(
             continue
         reached[node] = level[node] if node in sources else max(before)
         for name in own:
-            placed.setdefault(name, max(reached[node], 1))
-    return {name: placed.get(name, depth + 1) for name in parameters}
+            found.setdefault(name, []).append((node, max(reached[node], 1)))
+    return found
+
+
+def _takes(node: fx.Node, name: str) -> bool:
+    return any(x.op == "get_attr" and x.target == name for x in node.all_input_nodes)
 
 
 def _parameters_in(x: fx.Node, carried: dict[fx.Node, list[str]]) -> list[str]:

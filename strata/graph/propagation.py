@@ -55,17 +55,18 @@ class Propagation:
         self.state_ids: dict[str, dict[int, Ids]] = {}
         self.sources: dict[str, Source] = {}
         self.source_nodes: dict[fx.Node, str] = {}
+        self._chosen: dict[fx.Node, Ids] = {}  # what a source node's outputs are
         self.values: dict[fx.Node, Any] = {}
         self.required: dict[fx.Node, list[tuple[fx.Node, Tensor]]] = {}
         self.concatenations: list[Tensor] = []
         self.pinned: dict[Pinned, None] = {}
         self._followers: dict[str, Tensor] = {}
         self._follower_ids: set[int] = set()
+        self._whole: set[str] = set()  # parameters and buffers that one of their uses keeps whole
 
     # --- walking -----------------------------------------------------------------------------------------------
 
     def walk(self, graph: fx.Graph, output: fx.Node) -> None:
-        self._check_single_use(graph)
         for node in graph.nodes:
             if node.op == "placeholder":
                 self.values[node] = self.label(node, None, None)
@@ -113,16 +114,9 @@ class Propagation:
         target: Any = node.target
         return target(*[self.values[a] if isinstance(a, fx.Node) else a for a in node.args])
 
-    def _check_single_use(self, graph: fx.Graph) -> None:
-        for node in graph.nodes:
-            if node.op != "get_attr" or node.target not in self.parameters:
-                continue
-            users = [user for user in node.users if operator_of(user.target).is_layer]
-            if len(users) > 1:
-                raise BadInput(
-                    f"weight {node.target} is used {len(users)} times in one forward pass; "
-                    "Strata cuts each layer on its own: give each use its own weight."
-                )
+    def has_choice(self, node: fx.Node) -> bool:
+        """Of a source node, once all is settled: whether a cut may choose among its outputs."""
+        return node in self._chosen and bool((self.channels.canonical(self._chosen[node]) != ALWAYS).any())
 
     # --- what rules ask ----------------------------------------------------------------------------------------
 
@@ -190,11 +184,15 @@ class Propagation:
         name = str(weight.target)
         size = self.shape_of(weight)[dim]
         if name not in self.sources:
-            leaves = self.channels.fresh(groups or size)
+            leaves = np.array([ALWAYS]) if name in self._whole else self.channels.fresh(groups or size)
             ids = np.repeat(leaves, size // len(leaves))
             self.sources[name] = Source(name, dim, tuple(ids.tolist()))
         self.source_nodes[node] = name
-        ids = np.array(self.sources[name].ids, dtype=np.int64)
+        if self.sources[name].dim == dim:
+            ids = np.array(self.sources[name].ids, dtype=np.int64)
+        else:  # a table of embeddings that is the classifier too: only along one dim there is a choice
+            ids = np.full(size, ALWAYS, dtype=np.int64)
+        self._chosen[node] = ids
         if not groups:
             self.set_state(weight, dim, ids)
         return ids
@@ -205,6 +203,8 @@ class Propagation:
             raise Unsupported
         name = str(weight.target)
         self.sources.setdefault(name, Source(name, 0, (ALWAYS,) * self.shape_of(weight)[0]))
+        self.channels.pin(self.sources[name].ids)
+        self.pin(weight)
         self.source_nodes[node] = name
 
     def set_state(self, state: Any, dim: int, ids: Ids) -> None:
@@ -214,8 +214,10 @@ class Propagation:
         name = str(state.target)
         if name in self._followers:
             self._bind_follower(name, dim, ids)
+        if name in self._whole:
+            self.channels.pin(np.unique(ids).tolist())
         known = self.state_ids.setdefault(name, {})
-        if dim in known:  # seen in the other graph
+        if dim in known:  # another use of it, or seen in the other graph
             for a, b in zip(known[dim], ids, strict=True):
                 self.channels.tie([int(a), int(b)])
         known[dim] = ids
@@ -238,11 +240,12 @@ class Propagation:
         values = [x for x in inputs if not self.is_state(x)]
         direct = [x for x in inputs if self.is_state(x) and values]
         met: Tensor | None = None
-        for x in values or inputs:
-            try:
-                labels = self.labels(x).expand(shape)
-            except RuntimeError as error:
-                raise Unsupported from error  # not element by element
+        try:
+            expanded = [self.labels(x).expand(shape) for x in values or inputs]
+        except RuntimeError as error:
+            raise Unsupported from error  # not element by element
+        self._tie_heads(expanded, [self.shape_of(x) for x in direct], len(shape))
+        for labels in expanded:
             met = labels if met is None else self._join_two(met, labels, tie)
         if met is None:
             return _expanded(shape, None, None)
@@ -309,6 +312,8 @@ class Propagation:
         return np.repeat(ids, times)
 
     def pin(self, x: Any) -> None:
+        if self.is_state(x):
+            self._whole.add(str(x.target))
         if self.is_state(x) and x.target not in self._followers:
             for ids in self.state_ids.get(str(x.target), {}).values():
                 self.channels.pin(np.unique(ids).tolist())
@@ -334,10 +339,7 @@ class Propagation:
             varying = self.varying(labels)
             if len(varying) < 2:
                 continue
-            dim = max(varying, key=lambda d: (labels.shape[d], -d))
-            small, dims = _squeezed(labels, keep=dim)
-            for row in np.moveaxis(small, dims.index(dim), 0).reshape(labels.shape[dim], -1):
-                self.channels.tie(np.unique(row).tolist())
+            self._tie_but(labels, max(varying, key=lambda d: (labels.shape[d], -d)))
 
     def _settle_followers(self) -> None:
         for name, labels in self._followers.items():
@@ -366,6 +368,33 @@ class Propagation:
                 self.channels.follow(follower, leader)
                 return self.channels.find(leader)
         return self.channels.meet(a, b)
+
+    def _tie_heads(self, operands: Sequence[Tensor], states: Sequence[tuple[int, ...]], rank: int) -> None:
+        """What has one entry for each position within a head, whichever head (rotary positions, a norm of each head),
+        does not say which heads there are: they are kept or dropped whole, and it stays whole."""
+        alike = [labels for labels in operands if self._is_new(labels)]
+        leading = [labels for labels in operands if not self._is_new(labels)]
+        varying = {dim for labels in leading for dim in self.varying(labels)}
+        within = {dim for labels in alike for dim in self.varying(labels)}
+        within |= {dim + rank - len(s) for s in states for dim, size in enumerate(s) if size > 1} & varying
+        heads = varying - within
+        if not within or len(heads) != 1:
+            return
+        for labels in leading:
+            self._tie_but(labels, *heads)
+        for labels in alike:
+            self.channels.pin(np.unique(_squeezed(labels)[0]).tolist())
+
+    def _is_new(self, labels: Tensor) -> bool:
+        """Of a parameter or constant that has met no value yet."""
+        ids = np.unique(_squeezed(labels)[0]).tolist()
+        return all(one in self._follower_ids and self.channels.find(one) == one for one in ids)
+
+    def _tie_but(self, labels: Tensor, dim: int) -> None:
+        """Ids vary along this dim alone."""
+        small, dims = _squeezed(labels, keep=dim)
+        for row in np.moveaxis(small, dims.index(dim), 0).reshape(labels.shape[dim], -1):
+            self.channels.tie(np.unique(row).tolist())
 
     def _join_two(self, a: Tensor, b: Tensor, tie: bool) -> Tensor:
         if a is b or (_constant(b) and _first(b) == ALWAYS):

@@ -51,6 +51,7 @@ def sized_ops(
         needs_grad[op.name] = op.requires_grad
 
     needed = mode.needed(output)
+    detached = graph.detached(cut) if mode_name == "train" else {}
     for node, given in zip(mode.inputs, graph.inputs.inputs, strict=True):
         add(SizedOp(node.name, "input", None, (), (), {}, (batch, *given.shape), static[node].dtype, False))
     for node in mode.graph.nodes:
@@ -67,6 +68,12 @@ def sized_ops(
             continue
         node, one = step.node, static[step.node]
         renamed: dict[fx.Node, str] = {}
+        for position, weight in enumerate(detached.get(node, ())):
+            name, own = f"{node.name}_detached_{position}", str(weight.target)
+            shape, target = cut.shapes[own], torch.ops.aten.detach.default
+            dtype = graph.state_dtypes[own]
+            add(SizedOp(name, "cut", target, (weight.name,), (Ref(weight.name),), {}, shape, dtype, False))
+            renamed[weight] = name
         for position, input_cut in enumerate(step.cuts):
             name = f"{node.name}_cut_{position}"
             before = renamed.get(input_cut.input, input_cut.input.name)

@@ -40,7 +40,7 @@ class SubModel(nn.Module):
                 _attach(self, name, value.detach(), persistent=True)
         for name, value in graph.cut_constants(table).items():
             _attach(self, name, value, persistent=False)
-        graphs = {mode: _rewritten(self, graph, table, mode, output) for mode in ("train", "eval")}
+        graphs = {mode: _rewritten(self, graph, cut, table, mode, output) for mode in ("train", "eval")}
         codes = {mode: _code(one) for mode, one in graphs.items()}
         self._strata: dict[str, Any] = {
             "cut": cut, "train_graph": graphs["train"], "codes": codes, "forwards": _compiled(codes)
@@ -77,7 +77,9 @@ class SubModel(nn.Module):
             return self._strata[name]
 
 
-def _rewritten(module: SubModel, graph: ChannelGraph, table: KeptTable, mode_name: str, output: str) -> fx.Graph:
+def _rewritten(
+    module: SubModel, graph: ChannelGraph, cut: Cut, table: KeptTable, mode_name: str, output: str
+) -> fx.Graph:
     """The cut graph; the positions that it takes out of values become buffers of the module."""
     mode = graph.mode(mode_name)
     new = fx.Graph()
@@ -96,6 +98,7 @@ def _rewritten(module: SubModel, graph: ChannelGraph, table: KeptTable, mode_nam
         return new.call_function(target, old_args, old_kwargs)
 
     needed = mode.needed(output)
+    detached = graph.detached(cut) if mode_name == "train" else {}
     for node in mode.inputs:
         made[node] = new.placeholder(node.name)
     for node in mode.graph.nodes:
@@ -105,9 +108,11 @@ def _rewritten(module: SubModel, graph: ChannelGraph, table: KeptTable, mode_nam
         if step.node not in needed:
             continue
         replaced: dict[fx.Node, fx.Node] = {}
-        for cut in step.cuts:
-            source = replaced.get(cut.input, made[cut.input])
-            replaced[cut.input] = emit(cut.call(source), {})
+        for weight in detached.get(step.node, ()):
+            replaced[weight] = new.call_function(torch.ops.aten.detach.default, (made[weight],))
+        for one in step.cuts:
+            source = replaced.get(one.input, made[one.input])
+            replaced[one.input] = emit(one.call(source), {})
         made[step.node] = emit(step.call, replaced)
     new.output(made[mode.outputs[output]])
     return new

@@ -53,6 +53,15 @@ class RunningMean:
         cut.scatter_add(self.sums, self.counts, {name: tensor.double() for name, tensor in update.items()}, weight)
         self.updates += 1
 
+    def add_sum(self, cut: Cut, changes: Mapping[str, Tensor], devices: int) -> None:
+        """What so many devices changed in all, where nobody knows what each of them did: their mean, so many times."""
+        values = {
+            name: cut.extract_one(name, self._state[name]).double() + change / devices
+            for name, change in changes.items()
+        }
+        self.add(cut, values, float(devices))
+        self.updates += devices - 1
+
     def means(self) -> Iterator[tuple[str, Tensor, Tensor]]:
         for name in self._state:
             if name in self.sums:

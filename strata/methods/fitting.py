@@ -15,6 +15,7 @@ from strata.core.errors import BadInput, Infeasible, TooLittle
 from strata.core.settings import settings_of
 from strata.core.sizes import at_least_one, parse_bytes, several, show_bytes
 from strata.execution import Execution, backward, flops, memory
+from strata.execution.measured import example_labels
 from strata.graph import ChannelGraph
 from strata.graph.inputs import InputsLike
 from strata.methods.base import Levels
@@ -398,7 +399,7 @@ def flops_per_second(graph: ChannelGraph, execution: Execution) -> float:
     torch.set_num_threads(1)
     try:
         with torch.random.fork_rng(devices=[]):
-            labels = torch.zeros(samples, dtype=torch.int64)
+            labels = example_labels(graph.output_shape, samples)
             fastest, begin = float("inf"), time.perf_counter()
             while fastest == float("inf") or time.perf_counter() - begin < CALIBRATION:
                 start = time.perf_counter()

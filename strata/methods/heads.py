@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from strata.core.errors import BadInput
 from strata.core.seeds import derive
 from strata.graph.inputs import InputSpec, arguments_of
+from strata.graph.tied import with_aliases
 
 if TYPE_CHECKING:
     from strata.methods.base import Method
@@ -143,4 +144,4 @@ def plain_state(whole: nn.Module, model: nn.Module, state: Mapping[str, Tensor])
     merge: Any = getattr(whole, "merged", dict)
     merged = merge(state)
     names = plain_names(whole, model)
-    return {names[name]: tensor for name, tensor in merged.items() if name in names}
+    return with_aliases(model, {names[name]: tensor for name, tensor in merged.items() if name in names})

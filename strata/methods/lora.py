@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from strata.core.errors import BadInput
 from strata.core.settings import Setting
+from strata.graph.tied import aliases
 from strata.methods.base import OneCut
 from strata.methods.card import Card
 from strata.methods.heads import called
@@ -66,6 +67,8 @@ def adapted(model: nn.Module, inputs: InputSpec, rank: int = RANK, targets: str 
     """`targets`: names of parts, or how they end, such as "q_proj,v_proj"; None: every linear layer and convolution
     that runs, but the last, which is the classifier."""
     *places, _ = _called_parts(model, inputs) or [""]
+    shared = {id(model.get_parameter(name)) for name in aliases(model)}  # what is added to one use would be to all
+    places = [place for place in places if id(model.get_submodule(place).weight) not in shared]
     if targets is not None:
         wanted = [one.strip() for one in targets.split(",")]
         lacking = [one for one in wanted if not any(_is_named(place, one) for place in places)]

@@ -57,8 +57,6 @@ class Operator:
     """Given that the batch is dim 0 before and after: may a batch be computed in parts?"""
     differentiable: bool = True
     """False: no gradient passes, though the output is of floating point."""
-    is_layer: bool = False
-    """It owns a weight whose outputs a cut chooses: a weight that is used twice is refused."""
     vectorised: str | None = None
     """Which form of strata.training.vectorised runs it for several devices at once."""
 

@@ -45,6 +45,7 @@ def plan(
     lean: bool = False,
     chooser: Chooser | None = None,
     reserve: str | None = None,
+    width: str | None = None,
 ) -> Plan:
     """The steps of Successive Layer Training within `budget` bytes ("24 MiB"), or within what the model scaled to the
     width `constraint` needs. Several budgets or constraints are levels of devices.
@@ -57,7 +58,8 @@ def plan(
     With `lean` each step is executed in the cheapest way that fits (`chooser`: among these). A
     ChannelGraph may stand in for the model, to export it only once. `input_shape` is (3, 32, 32) if not given, or the
     ChannelGraph's own; other inputs are an InputSpec, or text such as "input_ids:int64:64,attention_mask:bool:64".
-    reserve="scratch": library scratch, measured once per machine, has to fit into the budget too.
+    reserve="scratch": library scratch, measured once per machine, has to fit into the budget too. width="inner": the
+    residual stream, which blocks add to, is not cut.
     Raises PlanInfeasible where nothing fits, BadInput where the request makes no sense.
     """
     asked = _levels(budget, constraint)
@@ -76,7 +78,7 @@ def plan(
             activation_checkpointing,
             proximal=float(proximal),
         )
-    graph = _graph(model, input_shape)
+    graph = _graph(model, input_shape, width)
     if lean and (budget is None or accounting != "peak"):
         raise BadInput(
             "lean chooses how steps are executed by the bytes that they take: give a budget, counted by peak"
@@ -155,10 +157,14 @@ def _with_scratch(plan: Plan, execution: Execution) -> list[int]:
     ]
 
 
-def _graph(model: nn.Module | ChannelGraph, inputs: InputsLike | None) -> ChannelGraph:
+def _graph(model: nn.Module | ChannelGraph, inputs: InputsLike | None, width: str | None) -> ChannelGraph:
     if not isinstance(model, ChannelGraph):
         check_float32(model)
-        return ChannelGraph(model, (3, 32, 32) if inputs is None else _checked(inputs))
+        return ChannelGraph(model, (3, 32, 32) if inputs is None else _checked(inputs), width=width or "residual")
+    if width not in (None, model.width):
+        raise BadInput(
+            f"the graph was made for width {model.width!r}, not {width!r}: ChannelGraph(..., width={width!r})"
+        )
     if inputs is not None and not same_inputs(InputSpec.of(_checked(inputs)), model.inputs):
         raise BadInput(f"the graph was made for inputs of {model.inputs}, not {InputSpec.of(_checked(inputs))}")
     return model

@@ -131,6 +131,7 @@ class Plan:
             "feasible": True,
             **({} if self.rounds_in_all is None else {"rounds": self.rounds_in_all}),
             **({} if self.reserve is None else {"reserve": self.reserve}),
+            **({} if self.graph.width == "residual" else {"width": self.graph.width}),
             "steps": [self._step_json(step) for step in self.steps],
             **(levels if self.levels else {}),
         }
@@ -179,6 +180,8 @@ class Plan:
         deepest = max((step.k_trained for step in plan.steps), default=graph.depth + 1)
         if plan.classes != graph.classes or plan.input_shape != graph.inputs.plain or deepest > graph.depth:
             raise BadInput("the plan was made for another model, class count or input shape")
+        if data.get("width", "residual") != graph.width:
+            raise BadInput("the plan was made for another width: make the ChannelGraph with the plan's")
         for frozen in ([step.k_frozen for step in plan.steps], *(level.k_frozen for level in plan.levels)):
             if len(frozen) != len(plan.steps):
                 raise BadInput(f"a level of the plan has {len(frozen)} k_frozen for {len(plan.steps)} steps")

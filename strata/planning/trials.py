@@ -23,7 +23,7 @@ from strata.core.errors import one_line
 from strata.execution import Execution, measure_cut, memory, training_forward
 from strata.execution.accountings import built
 from strata.execution.mapped import is_mapped
-from strata.execution.measured import Forward, example_batch, training_step
+from strata.execution.measured import Forward, example_batch, example_labels, training_step
 from strata.execution.scratch import remember_scratch
 from strata.graph import ChannelGraph, Cut
 from strata.graph.inputs import InputSpec, input_from_json
@@ -41,8 +41,8 @@ def serve() -> None:
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     torch.set_num_threads(1)
     given = InputSpec.of(input_from_json(request["input"]))
-    model = load_model(request["model"], request["classes"], given.inputs[0].shape)
-    graph = ChannelGraph(model, input_from_json(request["input"]))
+    model = load_model(request["model"], request["classes"], given.inputs[0].shape, task=request["task"])
+    graph = ChannelGraph(model, input_from_json(request["input"]), width=request["width"])
     for step, *rest, settings in request["steps"]:
         where: Where = tuple(rest)
         execution = Execution(**settings)
@@ -88,9 +88,8 @@ def train_capped(graph: ChannelGraph, cut: Cut, execution: Execution, allowance:
 def train(
     model: nn.Module, graph: ChannelGraph, execution: Execution, forward: Forward | None, last: bool, steps: int
 ) -> None:
-    generator = torch.Generator().manual_seed(0)
     inputs = example_batch(graph.inputs, execution, last)
-    labels = torch.randint(graph.classes, (execution.batch_size,), generator=generator)
+    labels = example_labels(graph.output_shape, execution.batch_size)
     _, step = training_step(model, inputs, labels, execution, forward)
     model.train()
     for _ in range(steps):

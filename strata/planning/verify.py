@@ -60,8 +60,11 @@ class Trial:
         return {**asdict(self), "step": "whole" if self.step == FULL else self.step}
 
 
-def verify(plan: Plan, model: str, classes: int | None, hard_cap: bool = False) -> Iterator[Trial]:
-    """One Trial per step, then the whole model, as they finish. `model` is its name, as `strata plan --model` takes."""
+def verify(
+    plan: Plan, model: str, classes: int | None, hard_cap: bool = False, objective: str | None = None
+) -> Iterator[Trial]:
+    """One Trial per step, then the whole model, as they finish. `model` is its name, as `strata plan --model` takes,
+    and `objective` what it is to learn, where it has no head of its own."""
     steps = [
         (s.step, s.k_frozen, s.k_trained, s.scale, asdict(plan.execution_at(number)))
         for number, s in enumerate(plan.steps)
@@ -71,7 +74,7 @@ def verify(plan: Plan, model: str, classes: int | None, hard_cap: bool = False) 
     request = {
         "model": model, "classes": classes, "input": input_json(plan.input_shape),
         "hard_cap": hard_cap, "allowance": plan.budget_bytes + margin_bytes(plan),
-        "steps": steps,
+        "steps": steps, "task": objective or "classification", "width": plan.graph.width,
     }  # fmt: skip
     child = subprocess.Popen(
         child_command("strata.planning.trials"), env=child_environment(), text=True,

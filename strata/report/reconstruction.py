@@ -71,12 +71,13 @@ class Reconstruction:
             raise Missing("the network is not one of Strata's own, and a report imports no code that a run names")
         classes = whole(mapping(run.settings.get("data")).get("classes"))
         shape = self._shape(run)
-        key = (name, classes, shape)
+        width = "inner" if run.settings.get("width") == "inner" else "residual"
+        key = (name, classes, shape, width)
         if key not in self._graphs:
             if not 1 <= (classes or 0) <= MOST_CLASSES or max(shape) > LARGEST_SIDE:
                 raise Missing("its class count or input shape is not one of a network of Strata's")
             try:
-                self._graphs[key] = ChannelGraph(load_model(name, classes, shape), shape)
+                self._graphs[key] = ChannelGraph(load_model(name, classes, shape), shape, width=width)
             except UNFIT as error:
                 raise Missing(_sentence(error)) from error
         graph = self._graphs[key]

@@ -15,6 +15,7 @@ from strata.execution import memory
 from strata.federation import privacy_accounting as accounting
 from strata.federation.privacy import Reach
 from strata.graph.inputs import same_inputs
+from strata.graph.tied import own_state
 from strata.methods import SLT, Method
 from strata.models.loading import check_float32
 from strata.runs.config import RunOptions
@@ -48,7 +49,7 @@ def check_fit(method: Method, model: nn.Module, data: FederatedData) -> None:
         raise BadInput(
             f"the model takes {graph.inputs} and {data.name} has {data.inputs}{kind}: make the model for {data.inputs}"
         )
-    shapes = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
+    shapes = {name: tuple(tensor.shape) for name, tensor in own_state(model).items()}
     if shapes != dict(graph.state_shapes):
         raise BadInput("the method was made for another model than the one given: make both from the same model")
     check_float32(model)
@@ -88,9 +89,16 @@ def check_hooks(method: Method, options: RunOptions) -> None:
 
 def check_planned(method: Method | str | type[Method], training: LocalTraining) -> None:
     """What an optimizer of the user's own keeps is part of a step's bytes; a plan may not have heard of it."""
-    if not isinstance(method, SLT) or training.optimizer is None or method.plan.accounting != "peak":
+    if not isinstance(method, SLT) or method.plan.accounting != "peak":
         return
     plan = method.plan
+    if plan.execution.update_rule != training.update_rule:
+        raise BadInput(
+            f"the plan counts what {plan.execution.update_rule} keeps and training is by {training.update_rule}: make "
+            f"the plan for it, strata.plan(..., execution=strata.Execution(update_rule={training.update_rule!r}))"
+        )
+    if training.optimizer is None:
+        return
 
     def need_of(step: int, level: int | None) -> int:
         executed = replace(training, **vars(plan.execution_at(step, level)))

@@ -27,10 +27,12 @@ if TYPE_CHECKING:
     from strata.federation.privacy import Privacy
     from strata.federation.robust import Robust
     from strata.federation.simulated_fleet import SimulatedFleet
+    from strata.methods import Method
     from strata.planning.choosing import Ceilings
 
 FORMAT = 2  # of config.json; 1 had no number, and neither robust aggregation, privacy nor recomputation
 DEFAULT_ROUNDS = 500
+ADAM_LR = 0.001
 SIMULATED = "it is simulated, and these devices are real"
 
 
@@ -128,6 +130,12 @@ class Approach(Component):
         "scratch: what libraries take beside the tensors of a step, measured here, has to fit the --budget too",
         choices=RESERVES,
         simulated="it is measured on this machine, and devices have a margin of their own for it",
+        since=2,
+    )
+    width: str = setting(
+        "residual",
+        "of methods that narrow the model: cut its residual stream, which blocks add to, or only what is inner to them",
+        choices=("residual", "inner"),
         since=2,
     )
     lean: bool = setting(
@@ -253,9 +261,19 @@ class Course(Component):
         least=0,
         refusal="the seed is a whole number of at least 0, not {}",
     )
-    lr: float = setting(0.1, "learning rate of the first round", metavar="X", above=0)
+    lr: float = setting(
+        0.1, "learning rate of the first round (default 0.1; of adam and adamw 0.001)", metavar="X", above=0
+    )
     lr_end: float = setting(
         0.01, "of the last, along a cosine (default 0.01, or a tenth of --lr)", metavar="X", above=0
+    )
+    warmup: int = setting(
+        0,
+        "rounds in which the learning rate rises to --lr, in equal steps",
+        metavar="ROUNDS",
+        whole=True,
+        least=0,
+        since=2,
     )
     keep_every: int | None = setting(
         None,
@@ -275,6 +293,8 @@ class Course(Component):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.warmup >= self.rounds:
+            raise BadInput(f"a warm-up of {self.warmup} rounds does not end in a run of {self.rounds}: give fewer")
         if self.lr_end > self.lr:
             raise BadInput(f"the learning rate falls from lr to lr_end > 0, not from {self.lr:g} to {self.lr_end:g}")
 
@@ -501,6 +521,8 @@ class Machine(Component):
 
 def with_lr_end(values: Mapping[str, Any]) -> dict[str, Any]:
     """The learning rate falls to a tenth, as by default, where only its beginning was asked for."""
+    if "lr" not in values and values.get("optimizer") in ("adam", "adamw"):
+        values = {**values, "lr": ADAM_LR}
     lr = values.get("lr")
     if "lr_end" in values or not isinstance(lr, int | float):
         return dict(values)
@@ -669,6 +691,11 @@ def of_some_methods() -> list[str]:
     return RunConfig.keys_of("method_options")
 
 
+def narrows(method: type[Method]) -> bool:
+    """Whether a smaller budget makes the parts that its devices train narrower."""
+    return not method.card.for_pretrained and method.card.name != "fedavg"
+
+
 def refuse_unused(given: Mapping[str, Any], methods: Sequence[str], budgets_follow: bool = False) -> None:
     """Says which of the settings that were `given` on the command line nothing would look at.
 
@@ -683,6 +710,8 @@ def refuse_unused(given: Mapping[str, Any], methods: Sequence[str], budgets_foll
         users = users_of(key)
         if key in given and not any(key in method.card.options for method in classes):
             raise BadInput(f"{known[key].option} is for the method {' or '.join(users)}, not for {these}: leave it out")
+    if "width" in given and not any(narrows(method) for method in classes):
+        raise BadInput(f"--width is for methods that narrow the model, and {these} does not: leave it out")
     counted = "constraints" not in given and (budgets_follow or "budgets" in given)
     if "accounting" in given and not counted and not any(method.card.needs_plan for method in classes):
         raise BadInput(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +12,8 @@ from torch import nn
 from strata.core.errors import BadInput
 from strata.core.paths import expanded
 from strata.core.seeds import derive
-from strata.data import CATALOGUE, FederatedData, Reading, Samples, hold_out, load
-from strata.data.tokenizers import has_tokenizer
+from strata.data import FederatedData, Reading, Samples, hold_out, load
+from strata.data.tokenizers import reading_for
 from strata.engines import Engine
 from strata.graph import ChannelGraph
 from strata.graph.inputs import InputSpec, same_inputs, taken_by
@@ -147,9 +146,9 @@ class Resources:
 
     def graph(self, config: RunConfig, model: nn.Module) -> ChannelGraph:
         where = (config.problem.data, config.problem.data_dir, config.reading)
-        key = (config.problem.model, *where, _own_model(config))
+        key = (config.problem.model, *where, _own_model(config), config.approach.width)
         if self._graph is None or self._graph[0] != key:
-            self._graph = (key, ChannelGraph(model, self.data(config).inputs))
+            self._graph = (key, ChannelGraph(model, self.data(config).inputs, width=config.approach.width))
         return self._graph[1]
 
     def engine(self, config: RunConfig, model: nn.Module, training: LocalTraining) -> Engine:
@@ -220,12 +219,7 @@ def with_inputs(data: FederatedData, asked: InputSpec) -> FederatedData:
 
 
 def reading_of(config: RunConfig) -> Reading:
-    """With the tokenizer of a Hugging Face model's own folder, where that is asked for nothing else."""
-    reading, (kind, _, folder) = config.reading, config.problem.model.partition(":")
-    if reading.tokenizer is not None or kind != "hf" or not has_tokenizer(expanded(folder)):
-        return reading
-    of_text = config.problem.data.startswith("text:") or getattr(CATALOGUE.get(config.problem.data), "read", None)
-    return replace(reading, tokenizer=str(expanded(folder).absolute())) if of_text else reading
+    return reading_for(config.reading, config.problem.data, config.problem.model)
 
 
 def split_data(config: RunConfig, data: FederatedData) -> tuple[FederatedData, Samples | None]:

@@ -49,12 +49,12 @@ from strata.runs.checks import (
     check_renumbering,
     narrowing,
 )
-from strata.runs.config import DEFAULT_ROUNDS, FORMAT, RunOptions
+from strata.runs.config import ADAM_LR, DEFAULT_ROUNDS, FORMAT, RunOptions
 from strata.runs.folder import RunFolder
 from strata.runs.progress import display
 from strata.runs.session import Result, Session
 from strata.runs.workers import make_engine
-from strata.training import COHORT, WIDEST, LocalTraining, Workspace, cohorts, cosine, kernels
+from strata.training import COHORT, WIDEST, LocalTraining, Workspace, cohorts, kernels, rate
 from strata.training.settings import OptimizerFactory
 
 MOST_GROWTH = 10.0  # of the model's norm in a round of real devices, which may lie
@@ -74,7 +74,7 @@ def run(
     partition: Partitions = "iid",
     sizes: str | None = None,
     training: LocalTraining | None = None,
-    optimizer: OptimizerFactory | None = None,
+    optimizer: OptimizerFactory | str | None = None,
     devices: int | None = None,
     workers: int | None = None,
     engine: Engine | Ray | None = None,
@@ -90,20 +90,22 @@ def run(
     pretrained: bool = False,
     server: ServerOptimizer | None = None,
     lean: bool = False,
+    width: str = "residual",
     **options: Any,
 ) -> Result:
     """Trains `model` over the fleet by `method` into the folder `out`.
 
     method: such as strata.SLT(plan), or a name or class with a `constraint` (0.25) or `budget` ("24 MiB"; several:
-        levels).
+        levels) and options of its own, such as rank=4 of "lora" (strata methods lists them).
     reserve: "scratch": what libraries take beside a step, measured here, has to fit the budget too.
     lean: each step in the cheapest way that fits the budget; training says the rest.
+    width: of methods by name that narrow the model: "inner" keeps its residual stream, which blocks add to, whole.
     out: the run's folder. rounds: how many (the plan's, else 500).
     partition: a name as on the command line, or sample indices per device. devices: of the fleet (100).
     sizes: of the partitions iid and dirichlet, "lognormal:1"; without it devices have the same number of samples.
     training: how devices train; without it, as the plan says, with the data's own augmentation.
-    optimizer: of devices, as a function of (parameters, learning rate); what it keeps counts in the budget. The same
-        as LocalTraining(optimizer=...).
+    optimizer: of devices, "sgd", "adam", "adamw" (the same as LocalTraining(update_rule=...); its learning rate is lr),
+        or a function of (parameters, learning rate) (LocalTraining(optimizer=...)); what it keeps counts in the budget.
     resume: continue in `out`, to the bits of a run that never stopped. from_round: from this round's checkpoint
         instead of the newest; later ones are removed.
     workers: worker processes, one per core; 0 does all work in this process. engine=Ray(...): on a Ray cluster.
@@ -123,16 +125,23 @@ def run(
         )
     check_float32(model)  # before its graph is made
     training = complete(_as_planned(training, method, data), data)
-    if optimizer is not None:
+    if isinstance(optimizer, str):
+        training = replace(training, update_rule=optimizer)
+    elif optimizer is not None:
         training = replace(training, optimizer=optimizer)
+    if training.is_adam:
+        options = {"lr": ADAM_LR, **options}
     check_planned(method, training)
     kind = class_of(method)
-    own = {} if isinstance(method, str | type) else {key: getattr(method, key, None) for key in kind.card.options}
+    if isinstance(method, str | type):  # those of its card may be given as keywords
+        own = {key: options.pop(key) for key in kind.card.options if options.get(key) is not None}
+    else:
+        own = {key: getattr(method, key, None) for key in kind.card.options}
     whole = prepared_model(kind, model, data.inputs, options.get("seed", 0), own)
     if isinstance(method, str | type):
         method = method_named(
             method,
-            ChannelGraph(whole, data.inputs),
+            ChannelGraph(whole, data.inputs, width=width),
             constraints=several(constraint),
             budgets=several(budget),
             execution=settled(training, rounds or DEFAULT_ROUNDS).in_round(0),
@@ -142,6 +151,7 @@ def run(
             reserve=reserve,
             lean=lean,
             pretrained=pretrained,
+            **own,
         )
     elif lean:
         raise BadInput("the method already knows how its steps are executed: give lean with a method's name only")
@@ -295,6 +305,7 @@ def _config_json(
             "method": folders.describe_method(method),
             "partition": _partition_text(prepared.partition, settings.partition),
             **({} if prepared.sizes is None else {"sizes": prepared.sizes}),
+            **({} if method.graph.width == "residual" else {"width": method.graph.width}),
             "training": folders.describe_training(training),
             **options.to_json(),
             "eval_every": options.evaluated_every,
@@ -325,7 +336,7 @@ def round_settings(
         partition=parts,
         per_round=fleet.per_round,
         quorum=fleet.quorum,
-        lr=lambda round: cosine(round, course.rounds, course.lr, course.lr_end),
+        lr=lambda round: rate(round, course.rounds, course.lr, course.lr_end, course.warmup),
         seed=course.seed,
         epochs=training.epochs,
         weighted=updates.weighted,

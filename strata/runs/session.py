@@ -27,6 +27,7 @@ from strata.federation.privacy_accounting import Account
 from strata.federation.rounds import RoundFailed, RoundSettings, play
 from strata.federation.state import FederationState
 from strata.graph.initial import own_fan_in
+from strata.graph.tied import own_state
 from strata.runs.allowance import OVER, Allowance, warning
 from strata.runs.callbacks import Callbacks, Evaluated, RunInfo, StopRun
 from strata.runs.config import RunOptions
@@ -152,7 +153,7 @@ class Session:
         folder.write("plan.json", described)
         if plan is not None and plan.skipped:
             folder.say(f"with {total} rounds these steps get none: {', '.join(map(str, plan.skipped))}")
-        tensors = {name: tensor.detach().clone().cpu() for name, tensor in model.state_dict().items()}
+        tensors = {name: tensor.detach().clone().cpu() for name, tensor in own_state(model).items()}
         if not self.pretrained:
             own_fan_in(model, self.method.server_cut(), tensors)
         state = FederationState(0, tensors, method=self.method.state)
@@ -161,7 +162,7 @@ class Session:
 
     def _check(self, state: FederationState, model: nn.Module) -> None:
         """A checkpoint may be whole and yet fit nothing here."""
-        own = {name: (tensor.shape, tensor.dtype) for name, tensor in model.state_dict().items()}
+        own = {name: (tensor.shape, tensor.dtype) for name, tensor in own_state(model).items()}
         if {name: (tensor.shape, tensor.dtype) for name, tensor in state.tensors.items()} != own:
             raise ValueError("its tensors are not the model's")
         self.method.with_state(state.method)

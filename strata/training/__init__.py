@@ -4,7 +4,7 @@ from strata.training.cohorts import COHORT, WIDEST, cohorts, train_cohort
 from strata.training.evaluation import BN_MODES, EvaluatedBatch, Evaluation, combine, evaluate, evaluate_units, units
 from strata.training.loop import Update, train_device
 from strata.training.memory import peak_bytes
-from strata.training.schedule import cosine
+from strata.training.schedule import cosine, rate
 from strata.training.settings import LocalTraining, cross_entropy
 from strata.training.statistics import calibration_indices, plain_state, reestimated
 from strata.training.workspace import Workspace
@@ -22,6 +22,7 @@ __all__ = [
     "cohorts",
     "combine",
     "cosine",
+    "rate",
     "cross_entropy",
     "evaluate",
     "evaluate_units",

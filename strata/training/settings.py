@@ -81,7 +81,7 @@ class LocalTraining(Execution):
     )
     augmentation: str = setting("none", "a name that strata.data.augment knows", metavar="NAME")
     loss: Loss | None = None  # None: the objective's
-    optimizer: OptimizerFactory | None = None  # None: SGD with momentum and weight decay
+    optimizer: OptimizerFactory | None = None  # None: by update_rule, momentum, beta, eps and weight_decay
     mean: tuple[float, ...] = ()  # of the data's channels, for normalisation
     std: tuple[float, ...] = ()
     transform: Transform | None = None  # replaces augmentation and normalisation in training
@@ -100,6 +100,8 @@ class LocalTraining(Execution):
         check_device(self.device)
         if self.optimizer is not None and self.momentum_dtype != "float32":
             raise BadInput("momentum_dtype is for Strata's own SGD: leave it out with an optimizer of your own")
+        if self.optimizer is not None and self.is_adam:
+            raise BadInput(f"give either an optimizer of your own or {self.update_rule}, not both")
         if self.maps:
             check_mapping()
             if self.device != "cpu":
@@ -167,7 +169,9 @@ class LocalTraining(Execution):
         if self.optimizer is None:
             return new_optimizer(self, parameters, lr, rates)
         if any(rate != 1 for rate in rates):
-            raise BadInput("the scaler of heterofl and fedrolex is known for SGD only: leave out the optimizer")
+            raise BadInput(
+                "the scaler of heterofl and fedrolex is not known for an optimizer of your own: leave it out"
+            )
         return self.optimizer(parameters, lr)
 
 

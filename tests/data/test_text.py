@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -223,3 +226,24 @@ def test_a_table_of_numbers_to_predict(tmp_path: Path) -> None:
 def test_what_tables_are_refused(tmp_path: Path, text: str, asked: dict[str, object], said: str) -> None:
     with pytest.raises(BadInput, match=said):
         table(tmp_path, text, **asked)
+
+
+def test_a_data_set_that_hugging_face_has_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a stand-in for the package: parts are splits, and numbers of classes have names."""
+
+    class Rows(list[dict[str, Any]]):
+        features: ClassVar[Any] = {
+            "text": object(), "label": SimpleNamespace(int2str=lambda number: ("no", "yes")[number])
+        }  # fmt: skip
+
+    parts = {
+        "train": Rows({"text": f"t {n}", "label": n % 2} for n in range(6)),
+        "test": Rows([{"text": "u", "label": 1}]),
+    }
+    monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace(load_from_disk=lambda folder: parts))
+    data = load(f"text:{tmp_path}")
+    assert data.class_names == ("no", "yes") and data.train.targets.tolist() == [0, 1] * 3
+    assert data.test.targets.tolist() == [1]
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    with pytest.raises(BadInput, match="is a folder: .* install the package datasets"):
+        load(f"text:{tmp_path}")

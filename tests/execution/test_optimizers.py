@@ -9,9 +9,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from strata.execution import Execution
+from strata.core.errors import BadInput
+from strata.execution import Execution, measure_cut, memory
 from strata.execution.measured import growth
-from strata.execution.optimizers import SGD, new_optimizer
+from strata.execution.optimizers import SGD, Adam, new_optimizer
+from strata.graph import ChannelGraph
 
 
 def parameters(dtype: torch.dtype = torch.float32) -> list[nn.Parameter]:
@@ -103,3 +105,53 @@ tiny_step()
 assert "torch._dynamo" not in sys.modules
 """
     subprocess.run([sys.executable, "-c", program], check=True, timeout=600)
+
+
+@pytest.mark.parametrize("rule", ["adam", "adamw"])
+@pytest.mark.parametrize("weight_decay", [0.0, 1e-2])
+def test_the_bits_of_torchs_fused_adam(rule: str, weight_decay: float) -> None:
+    ours, theirs = parameters(), parameters()
+    execution = Execution(update_rule=rule, momentum=0.8, beta=0.99, eps=1e-6, weight_decay=weight_decay)
+    own = new_optimizer(execution, ours, 0.1)
+    kind = torch.optim.AdamW if rule == "adamw" else torch.optim.Adam
+    torchs = kind(theirs, 0.1, (0.8, 0.99), 1e-6, weight_decay, fused=True)
+    for step in range(4):
+        for them, optimizer in ((ours, own), (theirs, torchs)):
+            set_gradients(them, step)
+            if step == 1:
+                them[1].grad = None  # it has one step less
+            optimizer.step()
+    assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
+    own.zero_grad()
+    assert all(parameter.grad is None for parameter in ours)
+
+
+@pytest.mark.parametrize("decoupled", [False, True])
+def test_adam_at_a_rate_is_adam_on_the_scaled_weight(decoupled: bool) -> None:
+    """w' = w / r with gradient r g: as Adam on w with g, in float64."""
+    plain, scaled = parameters(torch.float64), [nn.Parameter(p.detach() / 4) for p in parameters(torch.float64)]
+    settings = ((0.9, 0.99), 1e-3, 0.1, decoupled)
+    one, other = Adam(plain, 0.1, *settings), Adam(scaled, 0.1, *settings, rates=[4.0] * 3)
+    for step in range(3):
+        set_gradients(plain, step)
+        for a, b in zip(plain, scaled, strict=True):
+            assert a.grad is not None
+            b.grad = 4 * a.grad
+        one.step()
+        other.step()
+    for a, b in zip(plain, scaled, strict=True):
+        torch.testing.assert_close(a, 4 * b)
+
+
+def test_what_adam_keeps_is_counted() -> None:
+    graph = ChannelGraph(
+        nn.Sequential(nn.Linear(6, 40), nn.ReLU(), nn.Linear(40, 40), nn.ReLU(), nn.Linear(40, 3)), (6,)
+    )
+    for cut in (graph.full(), graph.window(1, 2)):
+        execution = Execution(8, update_rule="adamw")
+        counted, measured = memory(graph, cut, execution).total, measure_cut(graph, cut, execution).peak
+        assert counted == pytest.approx(measured, rel=0.01)
+        trained = 4 * sum(torch.Size(cut.shapes[name]).numel() for name in cut.trained)
+        assert counted - memory(graph, cut, Execution(8)).total == trained, "one more of each"
+    with pytest.raises(BadInput, match="known for sgd, not for adam"):
+        Execution(update_rule="adam", momentum_dtype="bfloat16")

@@ -82,6 +82,13 @@ def test_three_budgets_a_killed_server_and_the_bits_of_the_local_engine(fleet: L
     assert records(out) == records(local)
     assert (out / "model.safetensors").read_bytes() == (local / "model.safetensors").read_bytes()
     assert not any(record["dropped"] for record in records(out))
+
+    summed = tmp_path / "summed"  # the same devices once more, and the server sees the sum of their updates only
+    request = {**SMALL, "budgets": [nets.BUDGETS[0]], "rounds": 1}
+    fleet.finished(fleet.run(RunSettings(request, str(summed), minimum=3, secure_aggregation=True)))
+    (record,) = records(summed)
+    assert record["devices"] == [0, 1, 2] and not record["dropped"] and 1 < record["train_loss"] < 4
+    assert not list(fleet.folder.glob("*/cache/secure_sum.json"))
     for process in devices:
         end(process, signal.SIGTERM)
 

@@ -34,7 +34,7 @@ def zeroed(model: nn.Module, cut: Cut) -> nn.Module:
     model = copy.deepcopy(model)
     with torch.no_grad():
         for name, tensor in model.state_dict(keep_vars=True).items():
-            if tensor.is_floating_point():
+            if name in cut.kept and tensor.is_floating_point():  # a weight of two names is there by its first
                 tensor.mul_(block_mask(cut, name, tuple(tensor.shape)))
     return model
 
@@ -56,6 +56,26 @@ def norms_over_kept(model: nn.Module, cut: Cut) -> Iterator[None]:
 
     with mock.patch.object(functional, "layer_norm", layer_norm):
         yield
+
+
+@contextmanager
+def frozen_tables(graph: ChannelGraph, cut: Cut) -> Iterator[None]:
+    """Embeddings without a gradient, where the cut freezes this use of a weight that is trained as a classifier."""
+    original = functional.embedding
+
+    def embedding(index: Tensor, weight: Tensor, *rest: Any, **named: Any) -> Tensor:
+        return original(index, weight.detach(), *rest, **named)
+
+    with mock.patch.object(functional, "embedding", embedding if graph.detached(cut) else original):
+        yield
+
+
+def loss_of(outputs: Tensor) -> Tensor:
+    """Of four samples; at all positions of one the same class."""
+    y = torch.tensor([3, 1, 0, 2])
+    if outputs.dim() == 2:
+        return functional.cross_entropy(outputs, y)
+    return functional.cross_entropy(outputs.flatten(0, 1), y.repeat_interleave(outputs.shape[1]))
 
 
 def random_inputs(graph: ChannelGraph, dtype: torch.dtype = torch.float64) -> tuple[Tensor, ...]:
@@ -81,20 +101,19 @@ def assert_equals_zeroed(
 
     `scores` picks, out of what the model returns, what the submodel with this `output` returns."""
     x = random_inputs(graph)
-    y = torch.tensor([3, 1, 0, 2])
     sub = graph.submodel(cut, cut.extract(model.state_dict()), output)
     full = zeroed(model, cut)
     args, kwargs = arguments_of(full, graph.inputs).of(dict(zip(graph.inputs.names, x, strict=True)))
     for training in (True, False):
         sub.train(training)
         full.train(training)
-        with norms_over_kept(full, cut):
+        with norms_over_kept(full, cut), frozen_tables(graph, cut):
             wanted = scores(full(*args, **kwargs))
         got = sub(*x)
         torch.testing.assert_close(got, wanted, rtol=close, atol=close)
         if training:
-            functional.cross_entropy(wanted, y).backward()
-            functional.cross_entropy(got, y).backward()
+            loss_of(wanted).backward()
+            loss_of(got).backward()
     gradients = {name: p.grad for name, p in full.named_parameters()}
     for name, parameter in sub.named_parameters():
         if name in cut.frozen:

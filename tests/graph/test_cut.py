@@ -12,6 +12,8 @@ from torch import Tensor, nn
 from strata.core.errors import BadInput
 from strata.graph import ChannelGraph, Cut
 from strata.models import resnet20
+from strata.runs.config import refuse_unused
+from tests.recorded.network import Recorded
 
 
 class Residual(nn.Module):
@@ -199,18 +201,6 @@ class Branching(nn.Module):
         return self.classifier(x.mean((2, 3)))
 
 
-class Twice(Branching):
-    def forward(self, x: Tensor) -> Tensor:
-        return self.classifier(self.conv(x).mean((2, 3)) + self.conv(x + 1).mean((2, 3)))
-
-
-class Tied(Branching):
-    def __init__(self) -> None:
-        super().__init__()
-        self.other = nn.Conv2d(3, 4, 3)
-        self.other.weight = self.conv.weight
-
-
 class Raising(Branching):
     def forward(self, x: Tensor) -> Tensor:
         raise ValueError("this model is broken")
@@ -220,8 +210,6 @@ class Raising(Branching):
     ("model", "sentence"),
     [
         (Branching, r"data-dependent control flow.*test_cut\.py"),
-        (Twice, r"conv\.weight is used 2 times"),
-        (Tied, r"shares one weight between conv\.weight and other\.weight"),
         (Raising, "fails on input 3x8x8.*this model is broken"),
         (nn.ReLU, "has no parameters"),
         (lambda: nn.Sequential(nn.Flatten(), nn.Linear(192, 2)), "no layer that can be cut"),
@@ -232,3 +220,17 @@ def test_models_that_cannot_be_used_are_refused_in_one_sentence(model: Any, sent
     with pytest.raises(BadInput, match=sentence) as error:
         ChannelGraph(model(), (3, 8, 8))
     assert "\n" not in str(error.value) and str(error.value).endswith(".")
+
+
+def test_the_residual_stream_may_be_kept() -> None:
+    """stem and left add up; right and join do not."""
+    model = Recorded().double()
+    graph = ChannelGraph(model, (3, 32, 32), width="inner")
+    for cut in (graph.prefix(0.5), graph.slt(0, 0, 0.5), graph.random(0.5, torch.Generator().manual_seed(0))):
+        assert [cut.shapes[f"{name}.weight"][0] for name in ("stem", "left", "right", "join")] == [8, 8, 8, 8]
+    assert graph.hash == ChannelGraph(model, (3, 32, 32)).hash, "devices need not know"
+    with pytest.raises(BadInput, match="width is one of residual, inner"):
+        ChannelGraph(model, (3, 32, 32), width="outer")
+    with pytest.raises(BadInput, match="--width is for methods that narrow the model, and window does not"):
+        refuse_unused({"width": "inner"}, ["window"])
+    refuse_unused({"width": "inner"}, ["window", "slt"])

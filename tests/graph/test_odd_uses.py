@@ -315,17 +315,107 @@ def test_what_the_user_has_frozen_is_never_trained() -> None:
         ChannelGraph(model.requires_grad_(False), IMAGE)
 
 
-def test_a_layer_that_is_used_twice_is_refused_whatever_its_kind() -> None:
-    class Twice(nn.Module):
+class Again(nn.Module):
+    """The same layer twice, one after the other."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(torch.tanh(self.layer(x)))
+
+
+class Norms(nn.Module):
+    """A weight that is also read by an operator that Strata does not know: it stays whole."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(16, 16)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x) / torch.linalg.matrix_norm(self.layer.weight)
+
+
+class Halves(nn.Module):
+    """Two layers with one weight: beside each other, and beside another in a sum."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.left, self.right, self.own = nn.Linear(16, 16), nn.Linear(16, 16), nn.Linear(16, 16)
+        self.right.weight = self.left.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.tanh(self.left(x)) * self.right(self.own(x))
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: OnMaps(Again(nn.ConvTranspose2d(16, 16, 3, padding=1))),
+        lambda: OnTokens(Again(nn.Linear(16, 16))),
+        lambda: OnTokens(Norms()),
+        lambda: OnTokens(Halves()),
+    ],
+)
+def test_a_weight_of_several_uses_is_cut_alike_in_all(make: Callable[[], nn.Module]) -> None:
+    model, graph = build(make())
+    (shared,) = (name for name in graph.state_shapes if name.endswith(("layer.weight", "left.weight")))
+    assert shared.replace("left", "right") == shared or shared.replace("left", "right") not in graph.state_shapes
+    for cut in CUTS:
+        made = cut(graph)
+        if not (set(graph.layers_of[shared]) - {graph.layer_of[shared]} and graph.detached(made)):
+            assert_equals_zeroed(model, graph, made)
+    if "Norms" in str(model):
+        assert graph.prefix(0.5).shapes[shared] == (16, 16) and graph.pinned
+
+
+def test_a_use_in_a_frozen_layer_takes_no_gradient() -> None:
+    """layer(norm(layer(x))) in layers 2 and 3; with 1 and 2 frozen the gradient is that of the last use, by hand."""
+
+    class Normed(Again):
         def __init__(self) -> None:
-            super().__init__()
-            self.up = nn.ConvTranspose2d(16, 16, 3, padding=1)
+            super().__init__(nn.Linear(16, 16))
+            self.norm = nn.LayerNorm(16)
 
         def forward(self, x: Tensor) -> Tensor:
-            return self.up(self.up(x))
+            return self.layer(self.norm(self.layer(x)))
 
-    with pytest.raises(BadInput, match=r"middle\.up\.weight is used 2 times"):
-        ChannelGraph(OnMaps(Twice()), IMAGE)
+    model, graph = build(OnTokens(Normed()))
+    name = "middle.layer.weight"
+    assert graph.layers_of[name] == (2, 3)
+    cut = graph.window(1, 3)
+    assert name in cut.trained and graph.detached(cut) == {}, "both uses are in trained layers"
+    cut = graph.freeze(graph.full(), 2)
+    assert name in cut.trained and [str(node.target) for node in graph.detached(cut)] == ["aten.linear.default"]
+    sub = graph.submodel(cut, cut.extract(model.state_dict()))
+    x = torch.randn(4, *TOKENS, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    sub(x).square().sum().backward()
+    with torch.no_grad():
+        before = model.middle.norm(model.middle.layer(torch.tanh(model.embed(x))))
+    after = model.classifier(torch.tanh(model.hidden(model.middle.layer(before))).mean(1))
+    after.square().sum().backward()
+    torch.testing.assert_close(sub.get_parameter(name).grad, model.middle.layer.weight.grad)
+
+
+def test_recurrent_layers_stay_whole_and_are_layers_of_their_own() -> None:
+    class Recurrent(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = nn.GRU(16, 8, batch_first=True), nn.LSTM(8, 16, batch_first=True)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.second(self.first(x)[0])[0]
+
+    model, graph = build(OnTokens(Recurrent()))
+    layers = [graph.layer_of[f"middle.{name}.weight_hh_l0"] for name in ("first", "second")]
+    assert layers == [2, 3] and len(graph.pinned) == 2
+    for cut in (graph.prefix(0.5), graph.slt(2, 3, 0.5), graph.window(2, 3)):
+        assert cut.shapes["middle.second.weight_hh_l0"] == (64, 16)
+        assert_equals_zeroed(model, graph, cut)
+    assert {name for name in graph.window(2, 3).trained if "middle" in name} == {
+        f"middle.second.{kind}_{of}_l0" for kind in ("weight", "bias") for of in ("ih", "hh")
+    }
 
 
 def test_a_model_that_does_not_return_class_scores_is_refused() -> None:

@@ -16,6 +16,7 @@ from strata.cli import main
 from strata.core.errors import BadInput, TooLittle
 from strata.data import FederatedData, Samples
 from strata.execution import Execution, measure_cut, memory
+from strata.federation.norm_statistics import check_norms
 from strata.graph import ChannelGraph, InputSpec
 from strata.methods import Method, create
 from strata.methods.choice import method_named
@@ -126,6 +127,15 @@ def test_bias() -> None:
     assert create("bias", normed).cut_for(0, 0).trained == names
 
 
+def test_frozen_statistics_without_frozen_layers_are_refused() -> None:
+    normed = ChannelGraph(nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, CLASSES)), (6,))
+    training = LocalTraining(norm_statistics="frozen")
+    with pytest.raises(BadInput, match="and fedavg freezes none in this run: leave it out, or give fixed"):
+        check_norms(create("fedavg", normed), training, 3, "Net")
+    check_norms(method_named("top", normed, constraints=(1.0,)), LocalTraining(norm_statistics="fixed"), 3, "Net")
+    check_norms(method_named("bias", normed), LocalTraining(norm_statistics="fixed"), 3, "Net")
+
+
 # --- lora --------------------------------------------------------------------------------------------------------
 
 
@@ -228,11 +238,16 @@ def test_a_run_sends_what_it_trains_keeps_the_rest_and_its_budget(name: str, tmp
 
 @pytest.mark.parametrize("name", ["cycle", "lora"])
 def test_same_bits_in_workers(name: str, tmp_path: Path) -> None:
-    options: dict[str, Any] = {"budget": 4 * bytes_of(0, 4), "lean": True} if name == "lora" else {}
+    options: dict[str, Any] = {"optimizer": "adamw", "warmup": 2}
+    if name == "lora":
+        options |= {"budget": 4 * bytes_of(0, 4), "lean": True, "rank": 4}
     inline, spread = run(tmp_path / "a", name, **options), run(tmp_path / "b", name, workers=2, **options)
     bits: list[dict[str, Tensor]] = [inline.state_dict(), spread.state_dict()]
     assert all(torch.equal(value, bits[1][key]) for key, value in bits[0].items())
     assert [{**one, "seconds": 0} for one in inline.metrics] == [{**one, "seconds": 0} for one in spread.metrics]
+    assert [one["lr"] for one in inline.metrics] == pytest.approx([0.001 / 3, 0.002 / 3, 0.001, 0.0001])
+    if name == "lora":
+        assert inline.metrics[0]["upload_bytes"] == 4 * (PAIRS // 2 + 2 * CLASSIFIER), "half the rank"
 
 
 def test_a_method_that_was_made_says_how_its_model_is_prepared(tmp_path: Path) -> None:

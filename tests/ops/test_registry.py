@@ -105,5 +105,5 @@ def test_operators_that_write_in_place_have_no_more_than_their_plain_forms() -> 
     for name, record in _RECORDS.items():
         plain = _RECORDS.get(name.removesuffix("_"))
         if name.endswith("_") and plain is not None:
-            same = ("channels", "resize", "flops", "samples_apart", "is_layer", "vectorised")
+            same = ("channels", "resize", "flops", "samples_apart", "vectorised")
             assert all(getattr(record, field) == getattr(plain, field) for field in same), name

@@ -14,8 +14,10 @@ from torch import Tensor, nn
 import strata
 from strata.core.errors import BadInput
 from strata.data import IGNORED, FederatedData, MultiLabel, NextToken, PerPosition, Samples
+from strata.execution import Execution, measure_cut, memory
 from strata.graph import ChannelGraph
 from strata.runs import Result
+from strata.training import LocalTraining
 
 
 class Letters(nn.Module):
@@ -117,3 +119,32 @@ def test_models_that_do_not_suit_are_refused(tmp_path: Path) -> None:
     ):
         run(Letters(), data, tmp_path / "run")
     assert not (tmp_path / "run").exists()
+
+
+class OneTable(Letters):
+    """Scores by the table itself; from three letters on, what follows is told by what was before."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.hidden, self.scores = nn.Linear(8, 8), nn.Linear(8, 5, bias=False)
+        self.scores.weight = self.table.weight
+
+
+def test_a_tied_model_of_language_within_a_budget(tmp_path: Path) -> None:
+    data = FederatedData(letters(40), letters(12), "letters", 5, objective=NextToken())
+    model = seeded(OneTable)
+    graph = ChannelGraph(model, data.inputs)
+    step = Execution(batch_size=8)
+    budget = memory(graph, graph.window(1, 2), step).total
+    for cut in (graph.full(), graph.window(1, 2)):
+        assert memory(graph, cut, step).total == pytest.approx(measure_cut(graph, cut, step).peak, rel=0.01)
+    given = {"rounds": 3, "devices": 2, "per_round": 2, "workers": 0, "progress": False, "lr": 0.5}
+    given["training"] = LocalTraining(batch_size=8, epochs=3)
+    result = strata.run(model, data, "window", out=tmp_path / "a", budget=budget, **given)
+    state = result.state_dict()
+    assert torch.equal(state["scores.weight"], state["table.weight"]), "both names, for the plain model"
+    fresh = OneTable()
+    fresh.load_state_dict(state)
+    assert fresh.scores.weight is fresh.table.weight and result.summary["budget"]["over_bytes"] == 0
+    sent = [record["upload_bytes"] for record in result.metrics]
+    assert sent == [4 * 2 * (5 * 8 + 8 * 8 + 8)] * 3, "the table once, by two devices: it is in every window"

@@ -5,13 +5,14 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from strata.core.errors import BadInput
 from strata.core.seeds import derive
-from strata.data import Objective, Samples, load, parse_partition
+from strata.data import Objective, Reading, Samples, load, parse_partition
+from strata.data.tokenizers import reading_for
 from strata.fleet.protocol.settings import DeviceSettings
 
 
@@ -25,14 +26,27 @@ class OwnData:
     augmentation: str
     labels: str  # which class has which number: see label_digest
     objective: Objective
+    vocabulary: int | None = None
+
+    def only(self, names: Sequence[str]) -> OwnData:
+        """With these of its inputs."""
+        held = None if self.held is None else self.held.only(names)
+        return replace(self, train=self.train.only(names), held=held)
 
     @property
     def input_shape(self) -> tuple[int, ...]:
         return self.train.spec.inputs[0].shape
 
 
-def load_own_data(settings: DeviceSettings) -> OwnData:
-    data = load(settings.data, settings.data_dir)
+def load_own_data(settings: DeviceSettings, model: str = "") -> OwnData:
+    """`model`: its name; one of Hugging Face's brings its tokenizer."""
+    reading = reading_for(Reading(**dict(settings.reading)), settings.data, model)
+    if reading.tokenizer == "chars" and settings.data.startswith("text:"):
+        raise BadInput(
+            "by characters every device would number those of its own text: give --tokenizer bytes, or a folder that "
+            "all devices and the server have"
+        )
+    data = load(settings.data, settings.data_dir, reading)
     if settings.partition is None:
         own = np.arange(len(data.train))
     else:
@@ -50,6 +64,7 @@ def load_own_data(settings: DeviceSettings) -> OwnData:
         data.augmentation,
         label_digest(data.class_names),
         data.objective,
+        data.vocabulary,
     )
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from strata import __version__
 from strata.core.errors import BadInput
@@ -21,12 +21,17 @@ from strata.fleet.device import available_memory as limits
 from strata.fleet.device.frozen_store import FrozenLayers
 from strata.fleet.device.memory_cap import MemoryCap, OutOfMemory
 from strata.fleet.device.own_data import OwnData, load_own_data
+from strata.fleet.device.secure_work import SecureWork
 from strata.fleet.pooled_statistics import pooled
 from strata.fleet.protocol import codec
 from strata.fleet.protocol.failures import failure
+from strata.fleet.protocol.model_text import read_model
 from strata.fleet.protocol.settings import DeviceSettings
 from strata.graph import ChannelGraph, Cut
+from strata.graph.inputs import taken_by
+from strata.methods import METHODS
 from strata.methods.base import Phase, Task
+from strata.methods.heads import prepared_model
 from strata.models.loading import BUILT_IN, load_model
 from strata.planning.runtime import resident_bytes, tiny_step
 from strata.planning.verify import MARGIN
@@ -71,15 +76,21 @@ class PreparedDevice:
     left: int = 0  # bytes that the system had left then: the same for every message, as what a device can hold must be
 
     @classmethod
-    def of(cls, model: str, settings: DeviceSettings) -> PreparedDevice:
+    def of(cls, text: str, settings: DeviceSettings) -> PreparedDevice:
+        """`text`: the model, as a message has it."""
+        model, method, options = read_model(text)
         if model not in BUILT_IN and model not in settings.models:
             raise ModelNotAgreed(
                 f"device {settings.name} is not told to build {model!r}: install its package there and start the "
                 f"device with --model {model}"
             )
         tiny_step()
-        own_data = load_own_data(settings)
-        network = load_model(model, own_data.classes, tuple(own_data.input_shape))
+        own_data = load_own_data(settings, model)
+        task = own_data.objective.name
+        network = load_model(model, own_data.classes, tuple(own_data.input_shape), own_data.vocabulary, task)
+        own_data = own_data.only(taken_by(network, own_data.train.spec.names))
+        if method is not None:
+            network = _prepared(network, own_data, method, options)
         graph = ChannelGraph(network, own_data.train.spec)
         dtypes = {name: tensor.dtype for name, tensor in network.state_dict().items()}
         device = cls(settings, Workspace(graph), dtypes, own_data, 0)
@@ -94,10 +105,20 @@ class PreparedDevice:
         return self.workspace.graph
 
     def answer(self, packet: Packet, client: int) -> bytes:
-        work = {"hello": self._hello, "train": self._train, "statistics": self._statistics, "evaluate": self._evaluate}
+        work = {
+            "hello": self._hello,
+            "train": self._train,
+            "secure": self._secure,
+            "statistics": self._statistics,
+            "evaluate": self._evaluate,
+        }
         what = packet.meta.get("what")
         if what not in work:
             raise BadInput(f"the server asks for {what!r}: is it of another version of Strata?")
+        if self.settings.only_sums is not None and (
+            what in ("statistics", "evaluate") or (what == "train" and not packet.meta.get("secure"))
+        ):
+            raise BadInput(f"the server asks for {what} in the clear, and this device was started with --only-sums")
         try:
             meta, tensors = work[what](packet, client)
         except OutOfMemory as error:
@@ -152,20 +173,33 @@ class PreparedDevice:
             return {"what": "lacks", "holds": kept.digests()}, {}
         self._check(task.cut, tensors)
         kept.keep(task.cut, tensors, meta["frozen"])
+        secure = meta.get("secure") or {}
+        member, wrong = self._sums.receive(secure) if secure else (None, [])
         self._warm_up(task, tensors, training)
         with self._cap(training, client, counted=self.workspace.submodel(task.cut, maps=training.maps).bytes):
             self._check_tensors(task, training, client)
             update = train_device(self.workspace, task, tensors, self.own_data.train, training, lr, seeds)
-        return {
-            "what": "update",
+        said = {
             "round": update.round,
             "device": update.device,
             "cut": update.cut_hash,
             "samples": update.samples,
-            "loss": update.loss if math.isfinite(update.loss) else None,
             "peak_bytes": update.peak_bytes,
             "holds": kept.digests(),
-        }, update.tensors
+        }
+        if member is not None:
+            masked = self._sums.masked(secure, member, task.cut, tensors, update)
+            return {"what": "masked", **said, "wrong": wrong}, {"masked": masked}
+        loss = update.loss if math.isfinite(update.loss) else None
+        return {"what": "update", **said, "loss": loss}, update.tensors
+
+    @property
+    def _sums(self) -> SecureWork:
+        return SecureWork(self.settings.folder, self.settings.only_sums)
+
+    def _secure(self, packet: Packet, client: int) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        """The stages of a secure sum around training."""
+        return self._sums.answer(packet.meta), {}
 
     def _statistics(self, packet: Packet, client: int) -> tuple[dict[str, Any], dict[str, Tensor]]:
         """Batch norm's statistics of the cut on some of the device's training images, a batch at a time."""
@@ -263,6 +297,13 @@ class PreparedDevice:
 
         full = memory(self.graph, self.graph.full(), Execution(training.batch_size)).total
         return MemoryCap(self.budget(client), max(LEAST_MARGIN, int(MARGIN * full)), counted)
+
+
+def _prepared(network: nn.Module, own_data: OwnData, method: str, options: Mapping[str, Any]) -> nn.Module:
+    """The model as a method of Strata's own wants it; its weights come from the server."""
+    if method not in METHODS or not set(options) <= set(METHODS[method].card.options):
+        raise BadInput(f"the server's model is prepared by {method!r}, which this device does not know")
+    return prepared_model(METHODS[method], network, own_data.train.spec, 0, options)
 
 
 def training_of(values: Any) -> LocalTraining:

@@ -32,6 +32,8 @@ NOBODY_JOINS = (
     "with differential privacy who takes part is fixed when the run begins, because epsilon is counted for so many "
     "devices: leave out --members open"
 )
+FEWEST_SUMMED, MOST_SUMMED = 3, 1000  # devices of a secure sum: of two, either knows the other's part
+DEFAULT_CLIP, LARGEST_CLIP = 1.0, 1e6  # of a secure sum
 
 _Settings = TypeVar("_Settings", "DeviceSettings", "RunSettings")
 
@@ -53,9 +55,13 @@ class DeviceSettings:
     cache: str | None = None  # folder for frozen layers; None: the user's cache folder
     models: tuple[str, ...] = ()  # package.module:callable it is willing to build, besides Strata's own networks
     hard_limit: bool = True  # train under RLIMIT_DATA (Linux)
+    only_sums: int | None = None  # train only in secure sums over at least so many devices; None: as the server asks
+    reading: tuple[tuple[str, Any], ...] = ()  # how text, tables and pictures are read: settings of data.Reading
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "models", tuple(self.models))
+        pairs = ((key, tuple(value) if isinstance(value, list) else value) for key, value in self.reading)
+        object.__setattr__(self, "reading", tuple(pairs))
         if not isinstance(self.name, str) or not NAME.fullmatch(self.name):
             raise BadInput(
                 f"a device's name is 1 to 64 letters, digits, dots, dashes or underscores, not {self.name!r}"
@@ -66,6 +72,10 @@ class DeviceSettings:
             raise BadInput(f"a device holds part 0 to {self.devices!r} - 1 of a split, not {self.index!r}")
         if not 0 <= self.hold_out < 1:
             raise BadInput(f"hold-out is the share of data kept for evaluation, from 0 to below 1, not {self.hold_out}")
+        if self.only_sums is not None and (
+            not _whole(self.only_sums) or not FEWEST_SUMMED <= self.only_sums <= MOST_SUMMED
+        ):
+            raise BadInput(f"a secure sum is over {FEWEST_SUMMED} to {MOST_SUMMED} devices, not {self.only_sums!r}")
         _check_seconds(self.deadline, "the device's deadline")
 
     @property
@@ -91,8 +101,18 @@ class Terms:
     deadline: float | None = 3600.0  # seconds a device has for its answer; None in folders of older versions only
     evaluation: str = "server"  # server: on its test data; devices: on what they hold out, the counts summed
     members: str = "open"  # open: devices may join the run and leave it; fixed: those that are there when it begins
+    secure_aggregation: bool = False  # the server sees sums of updates only
+    secure_fewest: int = FEWEST_SUMMED  # over at least so many devices
+    secure_clip: float = DEFAULT_CLIP  # no value changes by more in a round
 
     def __post_init__(self) -> None:
+        if not _whole(self.secure_fewest) or not FEWEST_SUMMED <= self.secure_fewest <= MOST_SUMMED:
+            raise BadInput(f"a secure sum is over {FEWEST_SUMMED} to {MOST_SUMMED} devices, not {self.secure_fewest!r}")
+        if not _number(self.secure_clip) or not 0 < self.secure_clip <= LARGEST_CLIP:
+            raise BadInput(
+                f"--secure-clip is the largest change of a value in a round, above 0 and at most {LARGEST_CLIP:g}, "
+                f"not {self.secure_clip!r}"
+            )
         if not _whole(self.minimum) or self.minimum < 1:
             raise BadInput(f"a run waits for at least 1 device, not {self.minimum!r}")
         if self.evaluation not in EVALUATIONS:
@@ -101,6 +121,10 @@ class Terms:
             raise BadInput(f"who takes part is {' or '.join(MEMBERS)}, not {self.members!r}")
         _check_seconds(self.wait, "the time to wait for devices")
         _check_seconds(self.deadline, "the deadline of a round")
+
+    def summed(self, needed: int) -> int:
+        """Updates that a round needs; with secure aggregation a sum's, so that a round with one is never redone."""
+        return max(needed, self.secure_fewest) if self.secure_aggregation else needed
 
 
 @dataclass(frozen=True)
@@ -111,11 +135,14 @@ class RunSettings:
     out: str  # the run's folder: an absolute path on the server
     resume: bool = False
     from_round: int | None = None  # where it is resumed; None: after the newest checkpoint
-    minimum: int | None = None  # this and the next four: None where not given, see `terms`
+    minimum: int | None = None  # this and the next seven: None where not given, see `terms`
     wait: float | None = None
     deadline: float | None = None
     evaluation: str | None = None
     members: str | None = None
+    secure_aggregation: bool | None = None
+    secure_fewest: int | None = None
+    secure_clip: float | None = None
     workers: int = 0  # processes for the server's own evaluation; 0: the server app itself
     levels: int = 4  # at most this many budget levels are made of the devices' budgets
 
@@ -173,6 +200,10 @@ def _settings(cls: type[_Settings], config: Mapping[str, Any], what: str) -> _Se
 
 def _whole(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _check_seconds(value: object, what: str) -> None:

@@ -27,6 +27,7 @@ from strata.fleet.server.evaluation import DeviceEvaluation
 from strata.fleet.server.levels import Assignment
 from strata.fleet.server.members import ConnectedDevices, Device, digests
 from strata.fleet.server.messages import Answer, Messenger, plain
+from strata.fleet.server.secure_training import SecureTerms, SecureTraining
 from strata.methods.base import Phase
 from strata.training import LocalTraining, Update
 from strata.training.loop import TaskSeeds
@@ -48,6 +49,16 @@ class SentTask:
     token: str
     until: float
     again: bool = False  # all layers were sent once more, because the device had lost some
+    secure: dict[str, Any] | None = None  # what it needs to mask its update; None: it is sent in the clear
+    due: int | None = None  # bytes of tensors in its answer; None: those of what the cut trains
+
+
+@dataclass(frozen=True)
+class MaskedUpdate:
+    """As the device says; secure_training.py believes none of it."""
+
+    meta: Mapping[str, Any]
+    tensors: Mapping[str, Tensor]
 
 
 class FlowerEngine:
@@ -56,6 +67,7 @@ class FlowerEngine:
 
     `needed`: updates, or a round is redone. `moving` False: devices keep their level, also where it was too much.
     `robust`: what devices measure for evaluation is aggregated by medians, as their updates are.
+    `secure`: updates come masked, and only sums of them are seen.
     """
 
     def __init__(
@@ -76,6 +88,7 @@ class FlowerEngine:
         needed: int = 1,
         moving: bool = True,
         robust: bool = False,
+        secure: SecureTerms | None = None,
     ) -> None:
         self.messenger, self.connected, self.names, self._assignment = messenger, connected, names, assignment
         self.training = {name: _plain(getattr(training, name)) for name in PLAIN}
@@ -85,6 +98,7 @@ class FlowerEngine:
         self.say, self._save, self._is_saved = say, save, False
         self._evaluation = DeviceEvaluation(self, graph, robust, training.objective)
         self._frozen: dict[str, tuple[Any, dict[str, str]]] = {}  # cut -> the state it was taken from, digests
+        self._secure = None if secure is None else SecureTraining(self, secure)
 
     def run(self, jobs: Sequence[Any], state: Mapping[str, Tensor]) -> Iterator[Outcome]:
         if not self._is_saved:  # the run's folder is there by now
@@ -109,11 +123,29 @@ class FlowerEngine:
             return
         able = [job.task.device for job in jobs if self._assignment.level(job.task.device) >= 0]
         self.await_devices([self.names[number] for number in able], self._needed)
+        if self._secure is not None:
+            yield from self._secure.run(jobs, state)
+            return
+        tasks = [SentTask(index, job, self.names[job.task.device], "", self.until()) for index, job in enumerate(jobs)]
+        yield from self._trained(tasks, state)
+
+    def masked(
+        self, tasks: Mapping[int, tuple[TrainJob, dict[str, Any], int]], state: Mapping[str, Tensor]
+    ) -> Iterator[Outcome]:
+        """MaskedUpdates of (job, what it needs to mask its update, bytes of tensors due), by the job's place."""
+        sent = [
+            SentTask(index, job, self.names[job.task.device], "", self.until(), secure=secure, due=due)
+            for index, (job, secure, due) in tasks.items()
+        ]
+        return self._trained(sent, state)
+
+    def _trained(self, tasks: Sequence[SentTask], state: Mapping[str, Tensor]) -> Iterator[Outcome]:
+        """Sends them out; what comes back, as it comes."""
         asked: dict[str, SentTask] = {}  # by message
-        for index, job in enumerate(jobs):
-            problem = self._send(asked, SentTask(index, job, self.names[job.task.device], "", self.until()), state)
+        for task in tasks:
+            problem = self._send(asked, task, state)
             if problem is not None:
-                yield Outcome(index, None, problem, sent=False)
+                yield Outcome(task.index, None, problem, sent=False)
         while asked:
             for answer in self.hear():
                 mine = asked.pop(answer.id, None)
@@ -133,14 +165,9 @@ class FlowerEngine:
     def _send(self, asked: dict[str, SentTask], mine: SentTask, state: Mapping[str, Tensor]) -> str | None:
         """None, or why this device cannot be asked."""
         task = mine.job.task
-        device = self.connected.devices.get(mine.name)
-        if device is None:
-            return "not connected"
-        if self._assignment.level(task.device) < 0:
-            return "has too little memory for any level"
-        busy = self.messenger.busy(device.node)
-        if busy is not None:
-            return f"still busy with round {busy.round}"
+        device = self.askable(mine.job)
+        if isinstance(device, str):
+            return device
         phase = _only_phase(mine.job)
         frozen = self._digests(task.cut, state)
         held = frozenset() if mine.again else device.holds
@@ -160,14 +187,25 @@ class FlowerEngine:
                 "levels": [cut.to_json() for cut in phase.levels],
                 "frozen": frozen,
                 "deadline": left,
+                **({} if mine.secure is None else {"secure": mine.secure}),
             },
             {name: task.cut.extract_one(name, state[name]) for name in task.cut.shapes if frozen.get(name) not in held},
         )
-        id = self.messenger.send(device.node, "train", data, task.round, left, due_bytes(task.cut, state))
+        id = self.messenger.send(device.node, "train", data, task.round, left, _due(mine, state))
         if id is None:
             return "the server could not send its task"
         asked[id] = mine
         return None
+
+    def askable(self, job: TrainJob) -> Device | str:
+        """The job's device, or why it cannot be asked now."""
+        device = self.connected.devices.get(self.names[job.task.device])
+        if device is None:
+            return "not connected"
+        if self._assignment.level(job.task.device) < 0:
+            return "has too little memory for any level"
+        busy = self.messenger.busy(device.node)
+        return device if busy is None else f"still busy with round {busy.round}"
 
     def _training_of(self, phase: Phase) -> dict[str, Any]:
         """With the phase's own way to take steps, where it has one."""
@@ -293,16 +331,22 @@ def _read(mine: SentTask, answer: Answer, state: Mapping[str, Tensor]) -> tuple[
     what = plain(meta.get("what"), 40)
     if what == "failure":
         return Outcome(index, None, sentence(meta.get("kind"))), "move down" if meta.get("kind") == "memory" else ""
-    if what != "update":
+    if what != ("update" if mine.secure is None else "masked"):
         return Outcome(index, None, f"sent {what} in place of an update"), "send all" if what == "lacks" else ""
     if meta.get("round") != task.round:  # as federation/checking will say, for which it needs no tensors
         return Outcome(index, update_of(meta, {})), ""
     if meta.get("token") != mine.token:
         return Outcome(index, None, "answered another message"), ""
-    due = due_bytes(task.cut, state)
+    due = _due(mine, state)
     if len(answer.packet.body) != due:  # said before it is copied: it may be anything that Flower carries
         return Outcome(index, None, f"sent {len(answer.packet.body)} bytes of tensors, not {due}"), ""
+    if mine.secure is not None:
+        return Outcome(index, MaskedUpdate(meta, answer.packet.tensors())), ""
     return Outcome(index, update_of(meta, answer.packet.tensors())), ""
+
+
+def _due(mine: SentTask, state: Mapping[str, Tensor]) -> int:
+    return due_bytes(mine.job.task.cut, state) if mine.due is None else mine.due
 
 
 def due_bytes(cut: Cut, state: Mapping[str, Tensor]) -> int:

@@ -82,7 +82,8 @@ class Device:
         large = len(device.input) > codec.MOST_DIMS or math.prod(device.input) > LARGEST_IMAGE
         if large or max(device.samples, device.held) > MOST_SAMPLES or device.classes > MOST_CLASSES:
             raise codec.Malformed("it says that it has more data than there can be")
-        if not len(device.mean) == len(device.std) == device.input[0] or min(device.std) < SMALLEST_STD:
+        images = bool(device.mean or device.std)  # else ids, or other numbers, which are not normalised
+        if images and (not len(device.mean) == len(device.std) == device.input[0] or min(device.std) < SMALLEST_STD):
             raise codec.Malformed("it has no mean and standard deviation for each channel of its images")
         if device.augmentation not in AUGMENTATIONS:
             raise codec.Malformed(f"it has an augmentation that is not known here, {device.augmentation}")

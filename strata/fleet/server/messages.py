@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 KINDS = {
     "hello": MessageType.QUERY,
     "train": MessageType.TRAIN,
+    "secure": MessageType.QUERY,
     "statistics": MessageType.EVALUATE,
     "evaluate": MessageType.EVALUATE,
 }

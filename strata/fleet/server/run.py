@@ -19,6 +19,7 @@ from strata.data import FederatedData, ImageSet
 from strata.federation.membership import MembershipLog
 from strata.federation.robust import updates_needed
 from strata.fleet.device.own_data import label_digest
+from strata.fleet.protocol.model_text import model_text
 from strata.fleet.protocol.settings import NOBODY_JOINS, RunSettings, Terms
 from strata.fleet.server.engine import FlowerEngine
 from strata.fleet.server.levels import Assignment, group, level_for, most_bytes, per_device
@@ -27,9 +28,11 @@ from strata.fleet.server.members_record import Told
 from strata.fleet.server.messages import Messenger, names
 from strata.fleet.server.resuming import config_of, fitted
 from strata.fleet.server.roster import LevelAllowance, Roster, takes_part
+from strata.fleet.server.secure_checks import check_asked, check_fleet, secure_terms
 from strata.graph import ChannelGraph
-from strata.methods import method_class
-from strata.methods.heads import is_prepared
+from strata.graph.inputs import taken_by
+from strata.methods import METHODS, method_class
+from strata.methods.heads import is_prepared, prepared_model
 from strata.runs.config import RunConfig
 from strata.runs.folder import has_checkpoint, is_finished, refuse_used
 from strata.runs.launch import (
@@ -38,6 +41,7 @@ from strata.runs.launch import (
     make_method,
     make_model,
     make_training,
+    own_options,
     refuse_going_back,
     split_data,
 )
@@ -91,21 +95,29 @@ def run_on_fleet(grid: Grid, settings: RunSettings, told: Told | None = None) ->
     if not settings.resume:
         config = guarded(config)
     name = config.approach.method
-    if is_prepared(method_class(name)):
-        raise BadInput(f"{name} adds to the model, and real devices make the model by its name alone: simulate it")
+    adds = is_prepared(method_class(name))
+    if adds and name not in METHODS:
+        raise BadInput(f"{name} adds to the model, and real devices know Strata's own methods only: simulate it")
+    text = model_text(config.problem.model, name, own_options(config)) if adds else config.problem.model
     private = config.options.private is not None
     # runs of older versions were fixed, too
     usual = {"members": "fixed"} if private or saved is not None else {}
     terms = settings.terms({**usual, **(saved or {})})
+    if saved is not None and bool(saved.get("secure_aggregation")) != terms.secure_aggregation:
+        raise BadInput(
+            "a run with secure aggregation goes on with it, and one without it without: resume it as it began"
+        )
     if saved is not None and saved["evaluation"] != terms.evaluation:
         raise BadInput(f"this run is evaluated by the {saved['evaluation']}: resume it with the same --evaluation")
     if terms.evaluation == "devices" and config.evaluation.validation:
         raise BadInput("devices hold out data for evaluation themselves: give no --validation with it")
     if private:
         _check_privacy(config, terms)
+    if terms.secure_aggregation:
+        check_asked(config, terms)
 
     messenger = Messenger(grid)
-    connected = ConnectedDevices(messenger, config.problem.model, say)
+    connected = ConnectedDevices(messenger, text, say)
     is_open = terms.members == "open"
     known = None if saved is None else [name for name, stays in takes_part(saved).items() if stays]
     minimum = terms.minimum if known is None else min(terms.minimum, max(1, len(known)))
@@ -113,8 +125,10 @@ def run_on_fleet(grid: Grid, settings: RunSettings, told: Told | None = None) ->
     connected.gather(minimum, terms.wait, wanted)
 
     data = load_data(config) if terms.evaluation == "server" else _unseen_data(connected, saved)
-    model = make_model(config, data, with_weights=not has_checkpoint(out))
-    graph = ChannelGraph(model, data.inputs)
+    plain = make_model(config, data, with_weights=not has_checkpoint(out))
+    data = data.only(taken_by(plain, data.inputs.names))
+    model = prepared_model(method_class(name), plain, data.inputs, config.course.seed, own_options(config))
+    graph = ChannelGraph(model, data.inputs, width=config.approach.width)
     connected.structure = graph.hash
     connected.labels = label_digest(data.class_names) or _labels(connected, saved)
     members = _members(connected, wanted, say)
@@ -123,7 +137,7 @@ def run_on_fleet(grid: Grid, settings: RunSettings, told: Told | None = None) ->
         assignment.moves.clear()
     per_round = config.fleet.per_round
     robust = config.options.robust
-    needed = updates_needed(config.fleet.quorum, robust)
+    needed = terms.summed(updates_needed(config.fleet.quorum, robust))
     more: dict[str, Any] = {"open": is_open, "wait": terms.wait, "say": say, "needed": needed}
     if saved is None:
         fitting = [device for device in members if level_for(device.budget, assignment.levels) is not None]
@@ -141,6 +155,9 @@ def run_on_fleet(grid: Grid, settings: RunSettings, told: Told | None = None) ->
     say(f"{len(fleet)} devices: {names(fleet)}; levels of {', '.join(map(str, assignment.levels)) or 'one size'} bytes")
 
     base = make_method(config, graph)
+    starting = per_device(base, base, assignment.start)
+    if terms.secure_aggregation and saved is None:
+        check_fleet(starting, len(fleet), config, terms, model.state_dict())
     training = make_training(config, data)
     rest, held = split_data(config, data)
     at_home = terms.evaluation == "server"
@@ -149,7 +166,7 @@ def run_on_fleet(grid: Grid, settings: RunSettings, told: Told | None = None) ->
     facts = {
         **asdict(terms),
         "classes": data.classes,
-        "input": list(data.input_shape),
+        "input": list(data.inputs.inputs[0].shape),
         "mean": list(data.train.mean),
         "std": list(data.train.std),
         "augmentation": data.augmentation,
@@ -167,7 +184,7 @@ def run_on_fleet(grid: Grid, settings: RunSettings, told: Told | None = None) ->
         fleet,
         assignment,
         training,
-        config.problem.model,
+        text,
         home=home,
         deadline=terms.deadline,
         wait=terms.wait,
@@ -177,6 +194,7 @@ def run_on_fleet(grid: Grid, settings: RunSettings, told: Told | None = None) ->
         moving=not private,
         needed=roster.needed,
         robust=robust is not None,
+        secure=secure_terms(config, terms),
     )
 
     def adjusted(method: Method, round: int) -> Method:
@@ -185,8 +203,9 @@ def run_on_fleet(grid: Grid, settings: RunSettings, told: Told | None = None) ->
     try:
         prepared = Prepared(
             model=model,
+            plain=plain,
             data=data,
-            method=per_device(base, base, assignment.start),
+            method=starting,
             options=config.options,
             training=training,
             server=config.server.optimizer(),
@@ -194,7 +213,7 @@ def run_on_fleet(grid: Grid, settings: RunSettings, told: Told | None = None) ->
             engine=engine,
             adjusted=None if private else adjusted,
             present=None if private else lambda round, attempt: roster.at(round, attempt, engine),
-            pretrained=config.problem.init is not None,
+            pretrained=config.pretrained,
             allowance=LevelAllowance(tuple(assignment.levels[level] for level in assignment.start), "peak", assignment),
         )
         return launch(config, out, resume=settings.resume, from_round=settings.from_round, prepared=prepared)
@@ -254,6 +273,10 @@ def _unseen_data(connected: ConnectedDevices, saved: Mapping[str, Any] | None) -
         mean, std = (
             [round(median(values), 6) for values in zip(*(getattr(device, key) for device in alike), strict=True)]
             for key in ("mean", "std")
+        )
+    if not mean:
+        raise BadInput(
+            "what is not images is evaluated on data of the server's own: give --evaluation server and --data"
         )
     connected.kind = kind
     blank = ImageSet(

@@ -55,6 +55,8 @@ def run_settings(asked: Mapping[str, Any], args: argparse.Namespace, local: bool
             "--levels groups the devices' own budgets, when a run begins: leave it out with --budget, --constraint or "
             "--resume"
         )
+    if args.secure_aggregation is None and not args.resume:
+        _refuse_unused_terms(args)
     if args.resume:  # what was asked for at first is in the folder, which may be out of our sight
         request = config_of(out, asked).to_json() if local else as_json(asked)
     else:
@@ -68,7 +70,7 @@ def run_settings(asked: Mapping[str, Any], args: argparse.Namespace, local: bool
         if args.members == "open" and config.options.private is not None:
             raise BadInput(NOBODY_JOINS)
         request = config.to_json()
-    return RunSettings(
+    settings = RunSettings(
         request=request,
         out=str(out),
         resume=args.resume,
@@ -78,9 +80,26 @@ def run_settings(asked: Mapping[str, Any], args: argparse.Namespace, local: bool
         deadline=args.answer_deadline,
         evaluation=args.evaluation,
         members=args.members,
+        secure_aggregation=args.secure_aggregation,
+        secure_fewest=args.secure_fewest,
+        secure_clip=args.secure_clip,
         workers=args.server_workers,
         levels=RunSettings.levels if args.levels is None else args.levels,
     )
+    if args.secure_aggregation and not args.resume:
+        from strata.fleet.server.secure_checks import check_asked
+
+        if args.secure_clip is not None and "dp_clip" in asked:
+            raise BadInput("--dp-clip bounds every value too: leave out --secure-clip")
+        check_asked(config, settings.terms({}))
+    return settings
+
+
+def _refuse_unused_terms(args: argparse.Namespace) -> None:
+    for name in ("secure_fewest", "secure_clip"):
+        if getattr(args, name) is not None:
+            option = f"--{name.replace('_', '-')}"
+            raise BadInput(f"{option} is for --secure-aggregation: give that too, or leave it out")
 
 
 def _refuse_server_data(asked: Mapping[str, Any]) -> None:

@@ -20,13 +20,19 @@ def channels(p: Walk, node: FxNode) -> Tensor:
     q, k, v = node.args[:3]
     mask = argument(node, 3, "attn_mask")
     head = len(p.shape_of(q)) - 3
-    if head < 1 or len({p.shape_of(x)[:-2] for x in (q, k, v)}) > 1:
-        raise Unsupported  # no head dim, or heads shared by several queries
-    met = p.along(q, head)
+    if head < 1 or p.shape_of(k)[:-2] != p.shape_of(v)[:-2] or p.shape_of(q)[:head] != p.shape_of(k)[:head]:
+        raise Unsupported  # no head dim
+    queries, keys = p.shape_of(q)[head], p.shape_of(k)[head]
+    shared, rest = divmod(queries, keys)
+    if rest or (shared > 1 and not argument(node, 7, "enable_gqa", False)):
+        raise Unsupported
+    met = p.along(q, head) if shared == 1 else p.tie_groups(p.along(q, head), keys)  # queries that share a key
     for x in (k, v):
         met = p.meet(met, p.along(x, head))
-    for x in (q, k, v):
+    for x in (k, v):
         p.require(node, x, head, met)
+    met = p.repeat(met, shared)
+    p.require(node, q, head, met)
     if mask is not None:
         mask_head = len(p.shape_of(mask)) - 3
         if mask_head >= 0 and p.shape_of(mask)[mask_head] > 1:

@@ -155,18 +155,16 @@ _two_dims = register(
         bytes=step_bytes,
         flops=flops,
         samples_apart=SamplesApart.ALWAYS,
-        is_layer=True,
         vectorised="convolution",
     )
 )
 register(replace(_two_dims, names=("conv1d",), bytes_for=("default",), vectorised=None))
 register(replace(_two_dims, names=("conv3d",), bytes=None, vectorised=None))
-register(replace(_two_dims, names=("convolution",), bytes=None, flops=None, is_layer=False, vectorised=None))
+register(replace(_two_dims, names=("convolution",), bytes=None, flops=None, vectorised=None))
 register(
     Operator(
         ("conv_transpose1d", "conv_transpose2d", "conv_transpose3d"),
         channels=transposed_channels,
         flops=transposed_flops,
-        is_layer=True,
     )
 )

@@ -62,6 +62,10 @@ def contiguous_bytes(sim: Simulation, op: SizedOp, x: Value, memory_format: Any 
     return y
 
 
+def detach_bytes(sim: Simulation, op: SizedOp, x: Value) -> Value:
+    return sim.view(x, x.shape, x.strides)
+
+
 def dropout_bytes(sim: Simulation, op: SizedOp, x: Value, p: float, train: bool) -> Value:
     # On a CPU: noise of the input's size and type, and a multiplication
     if p == 0 or not train:
@@ -194,7 +198,8 @@ _register(
     """,
 )
 _register(replace(_ELEMENTWISE, channels=like_first), "to type_as")  # x.to(y): of y only the type
-for _name in ("detach", "detach_", "bernoulli", "bernoulli_", "sign", "floor", "ceil", "round"):
+register(replace(_ELEMENTWISE, names=("detach",), bytes=detach_bytes, differentiable=False))
+for _name in ("detach_", "bernoulli", "bernoulli_", "sign", "floor", "ceil", "round"):
     register(replace(_ELEMENTWISE, names=(_name,), differentiable=False))
 for _name in ("sign_", "floor_", "ceil_", "round_"):
     register(replace(_ELEMENTWISE, names=(_name,)))

@@ -15,4 +15,4 @@ def channels(p: Walk, node: FxNode) -> Tensor:
     return p.label(node, len(p.shape_of(index)), p.source(node, weight, 1))
 
 
-register(Operator(("embedding",), channels=channels, flops=nothing, is_layer=True))
+register(Operator(("embedding",), channels=channels, flops=nothing))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 from torch import Tensor
 
 from strata.ops.bytes import fresh, plain
@@ -28,13 +29,18 @@ def cat_channels(p: Walk, node: FxNode) -> Tensor:
     dim = argument(node, 1, "dim", 0) % labels[0].dim()
     others = {d for one in labels for d in p.varying(one)} - {dim}
     if others:
-        # Side by side along another dim (a class token before patches): operands must agree in their channels.
-        if len(others) > 1 or any(dim in p.varying(one) for one in labels):
+        # Side by side along another dim (a class token before patches): operands must agree in their channels. What
+        # varies along both (rotary positions: halves of each head) is tied within a head.
+        if len(others) > 1:
             raise Unsupported
         (channel,) = others
-        met = p.along(inputs[0], channel)
-        for x in inputs[1:]:
-            met = p.meet(met, p.along(x, channel))
+        if any(dim in p.varying(one) for one in labels):
+            rows = np.stack([p.along(x, channel) for x in inputs], axis=1)
+            met = p.tie_groups(rows.reshape(-1), len(rows))
+        else:
+            met = p.along(inputs[0], channel)
+            for x in inputs[1:]:
+                met = p.meet(met, p.along(x, channel))
         for x in inputs:
             p.require(node, x, channel, met)
         return p.label(node, channel, met)

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from strata.ops.channels import FxNode, Walk, argument, family
+from strata.ops.channels import FxNode, Unsupported, Walk, argument, family
 from strata.ops.flops import nothing
 from strata.ops.operator import Operator, SamplesApart, register
 from strata.ops.resize import Along, Call
@@ -56,6 +56,12 @@ def layer_norm_channels(p: Walk, node: FxNode) -> Tensor:
     x, normalised = node.args[0], node.args[1]
     labels = p.labels(x)
     first = labels.dim() - len(normalised)
+    heads = [dim for dim in p.varying(labels) if dim < first]
+    if heads:  # a norm within each head, which is kept or dropped whole
+        if len(heads) > 1:
+            raise Unsupported
+        p.along(x, heads[0])
+        return labels
     for state in (argument(node, 2, "weight"), argument(node, 3, "bias") if family(node) == "layer_norm" else None):
         if state is not None:
             for dim in range(len(normalised)):

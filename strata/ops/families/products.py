@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from strata.ops.bytes import NoRule, fresh, plain
+from strata.ops.bytes import NoRule, fresh, plain, share
 from strata.ops.channels import FxNode, Unsupported, Walk, argument
 from strata.ops.flops import Count, product
 from strata.ops.operator import Operator, SamplesApart, register
@@ -57,7 +57,8 @@ def linear_bytes(sim: Simulation, op: SizedOp, x: Value, weight: Value, bias: Va
             results[0] = result = sim.new(x.shape, x.itemsize)
             result.whole = len(x.shape) == 2  # else the product of matrices is seen through a view
         if needs[1]:
-            results[1] = sim.new(weight.shape, weight.itemsize)
+            results[1] = result = sim.new(weight.shape, weight.itemsize)
+            result.whole = False  # it comes through the transposed weight
         if needs[2] and bias is not None:
             results[2] = sim.new(bias.shape, bias.itemsize)
         return results
@@ -125,6 +126,38 @@ def matmul_flops(op: SizedOp, a: SizedOp, b: SizedOp, *_: Any) -> Count:
     return product(2 * prod(op.shape) * a.shape[-1], a, b)
 
 
+# --- addmm -------------------------------------------------------------------------------------------------------
+
+
+def addmm_channels(p: Walk, node: FxNode) -> Tensor:
+    """GPT-2's linear layer, whose weight is [in, out]; samples and positions are one dim."""
+    bias, x, weight = node.args[:3]
+    if p.is_state(x) or not p.is_state(bias) or len(p.shape_of(bias)) != 1 or p.varying(p.labels(x)) not in ([], [1]):
+        raise Unsupported
+    ids_in = p.along(x, 1)
+    out = p.source(node, weight, 1)
+    p.set_state(weight, 0, ids_in)
+    p.require(node, x, 1, ids_in)
+    p.set_state(bias, 0, out)
+    return p.label(node, 1, out)
+
+
+def addmm_bytes(
+    sim: Simulation, op: SizedOp, bias: Value, a: Value, b: Value, beta: float = 1, alpha: float = 1
+) -> Value:
+    if beta != 1 or alpha != 1:
+        raise NoRule("a product that is scaled")
+    y = sim.new(op.shape, a.itemsize)
+
+    def backward(sim: Simulation, gradients: Gradients) -> Gradients:
+        first = share(sim, gradients[0]) if bias.requires_grad else None  # summed up to its size afterwards
+        made = [sim.new(v.shape, v.itemsize) if v.requires_grad else None for v in (a, b)]
+        return [first, *made]
+
+    sim.record([bias, a, b], y, [v for v, other in ((b, a), (a, b)) if other.requires_grad], backward)
+    return y
+
+
 def addmm_flops(op: SizedOp, bias: SizedOp, a: SizedOp, b: SizedOp, *_: Any) -> Count:
     return matmul_flops(op, a, b)
 
@@ -136,11 +169,11 @@ register(
         bytes=linear_bytes,
         flops=linear_flops,
         samples_apart=SamplesApart.ALWAYS,
-        is_layer=True,
         vectorised="linear",
     )
 )
 _matmul = register(Operator(("matmul",), channels=matmul_channels, bytes=matmul_bytes, flops=matmul_flops))
 _bmm = register(replace(_matmul, names=("bmm",), bytes=bmm_bytes))
 register(replace(_bmm, names=("mm",), channels=None, bytes_for=("default",)))
-register(Operator(("addmm", "baddbmm"), flops=addmm_flops))
+_baddbmm = register(Operator(("baddbmm",), flops=addmm_flops))
+register(replace(_baddbmm, names=("addmm",), channels=addmm_channels, bytes=addmm_bytes, bytes_for=("default",)))

@@ -31,9 +31,9 @@ def channels(p: Walk, node: FxNode) -> Any:
     left = [d for d in varying if d not in dims]
     if not left:
         return p.label(node, None, None)  # reduced over the kept ones; the result is always there
-    if len(left) > 1 or any(d in dims for d in varying):
+    if len(left) > 1:
         raise Unsupported
-    (dim,) = left
+    (dim,) = left  # what is reduced within a head is tied to it
     return p.label(node, dim if keepdim else dim - sum(d < dim for d in dims), p.along(x, dim))
 
 

@@ -158,6 +158,8 @@ class JointForward:
         """The name of a parameter that the operation takes."""
         if not isinstance(node, fx.Node) or node.op != "get_attr":
             raise NotVectorisable("a weight that is computed")
+        if str(node.target) in self.used or len(node.users) > 1:
+            raise NotVectorisable("a weight that is used twice")
         self.used.add(str(node.target))
         return str(node.target)
 
