@@ -140,7 +140,8 @@ struct strata_step {
   std::unique_ptr<executorch::extension::BufferDataLoader> loader;
   std::unique_ptr<runtime::Program> program;
   std::array<Row, 3> rows;
-  std::vector<float> trained, buffers, frozen_own;
+  std::vector<float> trained, buffers;
+  std::unique_ptr<float, Free> frozen_own;  // zeros whose pages nobody has touched, until they are written
   std::vector<const float*> frozen;  // by entry
   std::map<std::string, std::pair<int, size_t>> where;  // a tensor's list and entry
   std::vector<int64_t> input_shape;
@@ -362,12 +363,14 @@ void strata_step::read_manifest() {
 }
 
 void strata_step::use_own_frozen() {
-  if (int64_t(frozen_own.size()) != rows[STRATA_FROZEN].count) frozen_own.assign(size_t(rows[STRATA_FROZEN].count), 0.f);
+  if (!frozen_own) frozen_own.reset(static_cast<float*>(calloc(size_t(std::max<int64_t>(1, rows[STRATA_FROZEN].count)), sizeof(float))));
+  if (!frozen_own) throw std::bad_alloc();
   frozen.clear();
-  for (auto& entry : rows[STRATA_FROZEN].entries) frozen.push_back(frozen_own.data() + entry.offset);
+  for (auto& entry : rows[STRATA_FROZEN].entries) frozen.push_back(frozen_own.get() + entry.offset);
 }
 
-static void check_file(const std::string& manifest, const char* name, const void* data, size_t size) {
+// `mapped`: its pages need not stay in memory once they are looked at.
+static void check_file(const std::string& manifest, const char* name, const void* data, size_t size, bool mapped) {
   Json json = Json::parse(manifest.data(), manifest.size());
   const Json* file = json.at("files").find(name);
   if (!file) throw Bad(std::string("the manifest says nothing of ") + name);
@@ -375,12 +378,12 @@ static void check_file(const std::string& manifest, const char* name, const void
   if (uint64_t(bytes) != size)
     throw Bad(std::string(name) + " has " + std::to_string(size) + " bytes and should have " + std::to_string(bytes) + ": it was cut short or is another one");
   char found[16];
-  snprintf(found, sizeof found, "%08x", unsigned(strata::crc32(data, size)));
+  snprintf(found, sizeof found, "%08x", unsigned(strata::crc32(data, size, mapped)));
   if (file->at("crc32").text("crc32") != found) throw Bad(std::string(name) + " is damaged: its checksum is not the manifest's");
 }
 
 void strata_step::open_program(const void* data, size_t size) {
-  check_file(text, "step.pte", data, size);
+  check_file(text, "step.pte", data, size, false);
   if (reinterpret_cast<uintptr_t>(data) % 16) {
     program_copy = block(size);
     memcpy(program_copy.get(), data, size);
@@ -417,7 +420,7 @@ void strata_step::load_weights(const std::string& path) {
     }
   frozen = std::move(mapped);
   weights_file = std::move(file);
-  frozen_own = std::vector<float>();
+  frozen_own.reset();
   for (auto& [name, one] : loaded) bind(*one, name);
 }
 
@@ -707,7 +710,7 @@ EXPORTED strata_step* strata_step_open(const char* folder) {
     if (access(weights.c_str(), F_OK) == 0) {
       {
         Mapped file(weights);
-        check_file(step.text, "weights.safetensors", file.data, file.size);
+        check_file(step.text, "weights.safetensors", file.data, file.size, true);
       }
       step.load_weights(weights);
     }
@@ -749,7 +752,7 @@ EXPORTED int strata_step_write(strata_step* step, int list, const float* values,
     check_count(step, list, values, count);
     if (list == STRATA_FROZEN) {
       step->use_own_frozen();
-      std::copy(values, values + count, step->frozen_own.begin());
+      std::copy(values, values + count, step->frozen_own.get());
       for (auto& [name, one] : step->loaded) step->bind(*one, name);
     } else {
       std::copy(values, values + count, (list == STRATA_TRAINED ? step->trained : step->buffers).begin());
@@ -773,7 +776,7 @@ EXPORTED int strata_step_read(const strata_step* step, int list, float* values, 
 EXPORTED int strata_step_lend(strata_step* step, const float* frozen, int64_t count) {
   return guarded([&] {
     check_count(step, STRATA_FROZEN, frozen, count);
-    step->frozen_own = std::vector<float>();
+    step->frozen_own.reset();
     step->frozen.clear();
     for (auto& entry : step->rows[STRATA_FROZEN].entries) step->frozen.push_back(frozen + entry.offset);
     for (auto& [name, one] : step->loaded) step->bind(*one, name);

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
+import torch.fx.traceback
 from torch import Tensor, fx, nn
 from torch.export import Dim, ExportedProgram
 from torch.export.graph_signature import InputKind, OutputKind
@@ -105,6 +106,9 @@ def _without_weights(
             taken = [one for one in node.args[0] if isinstance(one, fx.Node)]
         elif node.target in DROPPED:
             copies[node] = copies[node.args[0]]
+        elif node.target is aten.empty_permuted.default:  # to be written over: there is no kernel for it
+            size = fx.node.map_arg(node.args[0], lambda one: copies[one])
+            copies[node] = graph.call_function(aten.full.default, (size, 0), {"dtype": node.meta["val"].dtype})
         else:
             copies[node] = graph.node_copy(node, lambda one: copies[one])
     if outputs is None:
@@ -158,7 +162,7 @@ def _quietly() -> Iterator[None]:
     level = logger.level
     logger.setLevel(logging.ERROR)
     try:
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), fx.traceback.preserve_node_meta():  # of which the user's line is a part
             warnings.simplefilter("ignore")
             yield
     finally:

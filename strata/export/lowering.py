@@ -7,6 +7,7 @@ import logging
 import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ from strata.export.planner import planning_pass
 
 aten = torch.ops.aten
 VERSION = "1.5.1"
+OWN = str(Path(__file__).parent)  # lines of ours say nothing of the user's
 INSTALL = f"pip install --no-deps executorch=={VERSION} && pip install flatbuffers tabulate ruamel.yaml"
 
 
@@ -84,7 +86,7 @@ def _sources(graphs: Iterable[fx.Graph]) -> dict[str, str]:
         for node in graph.nodes:
             line = node.meta.get("stack_trace")
             schema = getattr(node.target, "_schema", None)
-            if schema is not None and line:
+            if schema is not None and line and OWN not in line:
                 found.setdefault(schema.name, one_line(line, 200))
     return found
 

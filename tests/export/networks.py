@@ -31,8 +31,8 @@ class SmallMobile(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.stem = nn.Sequential(nn.Conv2d(3, 16, 3, 2, 1, bias=False), nn.BatchNorm2d(16), nn.ReLU6(inplace=True))
-        self.blocks = nn.Sequential(InvertedResidual(16, 16, 1, 2), InvertedResidual(16, 24, 2, 2))
-        self.classifier = nn.Linear(24, 10)
+        self.blocks = nn.Sequential(InvertedResidual(16, 16, 1, 2))
+        self.classifier = nn.Linear(16, 10)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.classifier(functional.adaptive_avg_pool2d(self.blocks(self.stem(x)), 1).flatten(1))

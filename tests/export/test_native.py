@@ -89,18 +89,18 @@ def slt(graph: ChannelGraph) -> Cut:
 
 
 @pytest.mark.parametrize(
-    ("build", "cuts", "side"),
+    ("build", "cuts", "side", "most"),
     [
-        (networks.small_resnet, slt, 32),
-        (networks.SmallDense, full, SIDE),
-        (networks.SmallMobile, prefix, SIDE),
-        (networks.SmallGated, slt, SIDE),
-        (networks.SmallViT, full, SIDE),
-        (networks.Odd, full, SIDE),
+        (networks.small_resnet, slt, 32, 1.03),
+        (networks.SmallDense, full, SIDE, 1.03),
+        (networks.SmallMobile, prefix, SIDE, 1.03),
+        (networks.SmallGated, slt, SIDE, 1.03),
+        (networks.SmallViT, full, SIDE, 1.40),  # its norms and attention are in many operators
+        (networks.Odd, full, SIDE, 1.03),
     ],
 )
 def test_loss_and_gradients(
-    native: Path, build: Callable[[], nn.Module], cuts: Callable[[ChannelGraph], Cut], side: int
+    native: Path, build: Callable[[], nn.Module], cuts: Callable[[ChannelGraph], Cut], side: int, most: float
 ) -> None:
     torch.manual_seed(0)
     model = build()
@@ -109,7 +109,7 @@ def test_loss_and_gradients(
     step = export_step(graph, cut, model.state_dict(), Execution(batch_size=BATCH), evaluates=False)
     x, y = torch.randn(BATCH, 3, side, side), torch.randint(10, (BATCH,))
     size = step.manifest["bytes"]
-    assert size["total"] <= 1.03 * size["peak"]
+    assert size["total"] <= most * size["peak"]
     with of(step) as made:
         assert made.bytes(TOTAL) == size["total"]
         for count in (BATCH, BATCH - 2):  # the last batch of an epoch may be short
@@ -141,13 +141,13 @@ def test_dropout_draws_from_its_seed(native: Path) -> None:
 def folder(native: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("export") / "pocket"
     command = "export --model tests.export.networks:small_resnet --data digits --method fedavg --lr 0.02 --batch 16"
-    code = main([*command.split(), "--micro-batch", "8", "--verify", "--out", str(out)])
+    code = main([*command.split(), "--micro-batch", "8", "--samples", "320", "--verify", "--out", str(out)])
     assert code == 0
     return out
 
 
 def test_the_program_trains_it_in_little_memory(folder: Path) -> None:
-    said = subprocess.run([folder / "pocket", "--json"], capture_output=True, text=True, check=True)
+    said = subprocess.run([folder / "pocket", "--json", "--epochs", "3"], capture_output=True, text=True, check=True)
     found = json.loads(said.stdout)
     assert said.stderr == ""
     assert found["vm_hwm_kib"] < 40 * 1024
@@ -158,6 +158,24 @@ def test_the_program_trains_it_in_little_memory(folder: Path) -> None:
     assert set(trained) <= set(before)
     assert all(trained[name].shape == before[name].shape for name in trained)
     assert any(np.abs(trained[name] - before[name]).max() > 1e-3 for name in trained)
+
+
+def test_on_another_processor(folder: Path, tmp_path: Path) -> None:
+    """What `make native-arm64` has built, under qemu: the same training, up to rounding."""
+    built = Path(__file__).parents[2] / "native" / "build-arm64"
+    qemu = shutil.which("qemu-aarch64") or shutil.which("qemu-aarch64-static")
+    root = Path("/usr/aarch64-linux-gnu")
+    if qemu is None or not (built / "pocket").exists() or not root.exists():
+        pytest.skip("there is no qemu-user, no aarch64 libraries or no build of make native-arm64")
+    found = []
+    for command in ([folder / "pocket"], [qemu, "-L", root, built / "pocket"]):
+        out = tmp_path / f"{len(found)}.safetensors"
+        said = subprocess.run(
+            [*command, folder, "--json", "--out", out], capture_output=True, text=True, check=True, timeout=300
+        )
+        found.append(json.loads(said.stdout))
+    assert found[0]["loss"] == pytest.approx(found[1]["loss"], rel=0.1)
+    assert found[0]["step_bytes"] == found[1]["step_bytes"]
 
 
 def test_draws_are_those_of_torch(folder: Path) -> None:
@@ -306,7 +324,6 @@ def test_refusals_of_the_command_line(native: Path, capsys: pytest.CaptureFixtur
     base = "export --model tests.export.networks:small_resnet --data digits --out"
     for further, words in (
         ("--method fedavg --activation-checkpointing auto", "computes nothing anew"),
-        ("--method fjord --constraint 0.5", "cannot be exported"),
         ("--method fedavg --step 3", "no step 3"),
         ("--method fedavg --step x", "--step is a whole number"),
         ("--run nowhere --method fedavg", "with --run give none"),
