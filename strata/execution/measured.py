@@ -65,18 +65,18 @@ def measure(
     module: nn.Module,
     input_shape: InputsLike,
     execution: Execution,
-    outputs: int | Sequence[int],
+    classes: int | Sequence[int],
     forward: Forward | None = None,
     channels_last: bool = False,
 ) -> Measured:
     """Train `module` (parameters without requires_grad are frozen) and measure a steady-state step.
 
-    `outputs`: the shape of what it returns for a sample, or how many classes that are.
+    `classes`: how many there are, or the shape of what it returns for a sample.
     `forward` runs it where it does not run as a whole (placement.training_forward). The learning rate is 0, buffers
     are restored and the global random generator too: `module` is left as it was.
     """
     batch = example_batch(InputSpec.of(input_shape, module), execution, channels_last)
-    labels = example_labels(outputs, execution.batch_size)
+    labels = example_labels(classes, execution.batch_size)
     optimizer, step = training_step(module, batch, labels, execution, forward)
     with _untouched(module), torch.random.fork_rng(devices=[]):
         module.zero_grad(set_to_none=True)

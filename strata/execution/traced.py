@@ -26,7 +26,7 @@ def trace(
     module: nn.Module,
     input_shape: InputsLike,
     execution: Execution,
-    outputs: int | Sequence[int],
+    classes: int | Sequence[int],
     forward: Forward | None = None,
     channels_last: bool = False,
 ) -> int:
@@ -37,7 +37,7 @@ def trace(
     module.train()
     with fake:
         batch = example_batch(InputSpec.of(input_shape, module), execution, channels_last)
-        labels = example_labels(outputs, execution.batch_size)
+        labels = example_labels(classes, execution.batch_size)
         optimizer, step = training_step(module, batch, labels, execution, forward)
         module.zero_grad(set_to_none=True)
         step()

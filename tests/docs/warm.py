@@ -63,11 +63,12 @@ def _export_once() -> None:
     known, ready = looks(model, shape), ChannelGraph(model, shape)
     export = ChannelGraph.__init__
 
-    def initialise(self: ChannelGraph, model: Any, input_shape: Any, layers: Any = None, strict: bool = False) -> None:
-        if layers is None and looks(model, input_shape) == known:
+    def initialise(self: ChannelGraph, model: Any, input_shape: Any, *rest: Any, **named: Any) -> None:
+        usual = not rest and named in ({}, {"width": "residual"})
+        if usual and looks(model, input_shape) == known:
             self.__dict__.update(ready.__dict__)
         else:
-            export(self, model, input_shape, layers, strict)
+            export(self, model, input_shape, *rest, **named)
 
     ChannelGraph.__init__ = initialise  # type: ignore[method-assign]
 
