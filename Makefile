@@ -53,8 +53,8 @@ docs: $(STAMP)
 EXECUTORCH_VERSION := 1.5.1
 EXPORT_STAMP := .venv/.executorch-$(EXECUTORCH_VERSION)
 $(EXPORT_STAMP): $(STAMP)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps executorch==$(EXECUTORCH_VERSION)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check flatbuffers tabulate ruamel.yaml
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile --no-deps \
+		executorch==$(EXECUTORCH_VERSION) flatbuffers tabulate ruamel.yaml
 	touch $@
 
 export-tools: $(EXPORT_STAMP)

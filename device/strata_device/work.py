@@ -222,8 +222,8 @@ def _training(meta: dict[str, Any]) -> dict[str, Any]:
     """What the native library takes of the server's settings."""
     said = meta["training"]
     order, augmentation, _, dropout = (int(seed) for seed in meta["seeds"])
-    if said["momentum_dtype"] != "float32":
-        raise Refused("this device keeps momentum in float32")
+    if said["momentum_dtype"] != "float32" or said.get("update_rule", "sgd") != "sgd":
+        raise Refused("this device trains by SGD, and keeps momentum in float32")
     mean, std = _normalisation(said)
     return {
         "epochs": int(said["epochs"]),

@@ -44,6 +44,8 @@ def check_exportable(graph: ChannelGraph, execution: Execution) -> None:
     for name, does in UNKNOWN.items():
         if getattr(execution, name):
             raise BadInput(f"an exported step {does}: leave out --{name.replace('_', '-')}")
+    if execution.update_rule != "sgd":
+        raise BadInput(f"an exported step is one of SGD, not of {execution.update_rule}: leave out --optimizer")
     if execution.momentum_dtype != "float32":
         raise BadInput("an exported step keeps momentum in float32: leave out --momentum-dtype")
     if not graph.inputs.single:

@@ -66,7 +66,9 @@ def fleet(native: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pa
             ending.callback(made.stop)
             return made
 
-        started("fleet", "server", "--keys", str(folder / "keys"), "--host", host, "--port", port).wait_for("serving")
+        started("fleet", "server", "--keys", str(folder / "keys"), "--host", host, "--port", port).wait_for(
+            "serving", seconds=600
+        )
 
         def common(name: str, index: int) -> list[str]:
             cache = str(folder / name)
@@ -84,11 +86,11 @@ def fleet(native: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pa
             "--deadline", "90", "--out", str(out), "--eval-every", "2",
         )  # fmt: skip
         for device in native:
-            device.wait_for("is connected")
-        run.wait_for("round 1", seconds=400)
+            device.wait_for("is connected", seconds=600)
+        run.wait_for("round 1", seconds=1200)
         sizes(folder, [device.process.pid for device in native])
         native[0].stop(signal.SIGKILL)
-        assert run.wait(400) == 0, run.text()
+        assert run.wait(1200) == 0, run.text()
         (folder / "run.txt").write_text(run.text())
         assert native[1].stop() == 0 and not alive(native[1].process.pid)
     yield folder

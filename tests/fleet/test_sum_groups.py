@@ -29,6 +29,16 @@ def test_who_is_left_out_comes_back() -> None:
     assert made == [[[0, 1, 2]]] * 3 + [[[0, 1, 2, 7]]]  # twice in a bad sum: three times
 
 
+def test_who_fails_in_a_small_sum_is_summed_with_the_worst() -> None:
+    groups = SumGroups(3)
+    groups.failed(0)  # nothing is held against who merely fails
+    assert groups.of([0, 1, 2, 3], "")[0] == [[0, 1, 2, 3]]
+    groups.bad(range(6))
+    for device in (0, 2, 4):
+        groups.failed(device)
+    assert groups.of([0, 1, 2, 3, 4, 5], "")[0] == [[0, 2, 4], [1, 3, 5]]
+
+
 def test_who_lied_is_in_no_further_sum() -> None:
     groups = SumGroups(3)
     groups.bar({2: "revealed another share than it was dealt"})

@@ -153,6 +153,7 @@ class ConnectedDevices:
         self.labels = ""  # digest of the class names, once they are known
         self.kind: DataKind | None = None  # of the data, once it is known; None where the server has data of its own
         self.allowed: Collection[str] | None = None  # names, where nobody else may join
+        self.masked = False  # updates come masked (secure aggregation)
         self.runtimes: dict[str, str] = {}  # by name, of all who were ever there: what they train with
 
     def refresh(self) -> None:
@@ -242,7 +243,7 @@ class ConnectedDevices:
                 f"{device.name} numbers its classes otherwise than the server: the same class folders, by name, are "
                 "needed everywhere"
             )
-        if (reason := objection(device)) is not None:
+        if (reason := objection(device, self.masked)) is not None:
             return reason
         if self.structure is not None and device.native is None and device.structure != self.structure:
             return (

@@ -47,10 +47,14 @@ EXECUTED = tuple(settings_of(Execution))
 Export = Callable[["Cut", Mapping[str, Any]], tuple[bytes, bytes]]  # a cut, settings of its training -> manifest, code
 
 
-def objection(device: Device) -> str | None:
-    """Why this device cannot take part in any run of this server."""
+def objection(device: Device, masked: bool = False) -> str | None:
+    """Why this device cannot take part. `masked`: in a run with secure aggregation; else in any run of this server."""
     if device.native is None:
         return None
+    if masked:
+        return (
+            f"{device.name} is a device without torch, which does not mask its updates: secure aggregation needs torch"
+        )
     if device.native != FORMAT:
         return (
             f"{device.name} runs step programs of format {device.native} and this server makes those of {FORMAT}: "

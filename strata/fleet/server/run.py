@@ -119,6 +119,7 @@ def run_on_fleet(grid: Grid, settings: RunSettings, told: Told | None = None) ->
 
     messenger = Messenger(grid)
     connected = ConnectedDevices(messenger, text, say)
+    connected.masked = terms.secure_aggregation
     is_open = terms.members == "open"
     known = None if saved is None else [name for name, stays in takes_part(saved).items() if stays]
     minimum = terms.minimum if known is None else min(terms.minimum, max(1, len(known)))

@@ -127,6 +127,7 @@ class SecureTraining:
                 except codec.Malformed as error:
                     if stage != "reveal":  # else its update may be in the sum all the same
                         outcomes[index] = Outcome(index, None, plain(error), sent=False)
+                        self.groups.failed(device)
                     self._engine.say(f"{self._engine.names[device]}, {stage} of a sum: {plain(error)}")
 
     def _still(self, one: OpenSum, outcomes: Mapping[int, Outcome]) -> list[int]:
@@ -207,10 +208,11 @@ class SecureTraining:
                 tasks[index] = (job, secure, 4 * one.collector.length)
                 of[index] = (one, device)
         for outcome in engine.masked(tasks, state):
+            one, device = of[outcome.index]
             if outcome.reason is not None:
                 outcomes[outcome.index] = outcome
+                self.groups.failed(device)
                 continue
-            one, device = of[outcome.index]
             try:
                 meta, values = outcome.result.meta, _values(outcome.result.tensors)
                 _check(meta, jobs[outcome.index])
@@ -219,6 +221,7 @@ class SecureTraining:
             except Exception as error:  # what one device writes costs it its update, never the run
                 said = plain(error) if isinstance(error, codec.Malformed) else plain(f"not masked values ({error!r})")
                 outcomes[outcome.index] = Outcome(outcome.index, None, said)
+                self.groups.failed(device)
 
     def _end(self, sums: list[OpenSum], outcomes: dict[int, Outcome]) -> None:
         totals: list[tuple[OpenSum, SumOfChanges]] = []

@@ -60,5 +60,11 @@ class SumGroups:
         for device in devices:
             self.scores[device] = min(2 * self.scores.get(device, 0) + 1, WORST)
 
+    def failed(self, device: int) -> None:
+        """Of a small sum each device is needed: who fails there, too, is summed with the worst. Else it may have its
+        reasons."""
+        if device in self.scores:
+            self.bad([device])
+
     def bar(self, liars: Mapping[int, str]) -> None:
         self.barred |= liars
