@@ -232,7 +232,8 @@ def test_sgd_with_all_its_terms(folder: Path) -> None:
         g *= min(1, 0.7 / (np.linalg.norm(g) + 1e-6))
         v = 0.5 * v + g + 0.01 * w
         w = w - 0.1 * v
-    assert np.linalg.norm(found - w) <= 1e-3 * np.linalg.norm(w - start)
+    # without any one of the terms it is 3 % off or more; rounding makes 5e-6, but may flip a ReLU
+    assert np.linalg.norm(found - w) <= 1e-2 * np.linalg.norm(w - start)
 
 
 def test_evaluation_and_statistics(folder: Path) -> None:
