@@ -144,7 +144,8 @@ def test_where_fixed_statistics_make_no_sense(tmp_path: Path) -> None:
         with pytest.raises(BadInput, match=f"those of one network, and {name} trains parts of several widths"):
             tiny_run(tmp_path / "run", method=method, training=FIXED)
     tiny_run(tmp_path / "small", "small", rounds=1, training=replace(FIXED, fixed_after=0))
-    tiny_run(tmp_path / "fd", "fd", rounds=1, training=FROZEN)  # it freezes nothing
+    with pytest.raises(BadInput, match="for layers that are frozen, and fd freezes none in this run"):
+        tiny_run(tmp_path / "run", "fd", rounds=1, training=FROZEN)
     with pytest.raises(BadInput, match="fixed after round 2 never are in a run of 2"):
         tiny_run(tmp_path / "run", "fedavg", rounds=2, training=FIXED)
     for norm, said in ((nn.GroupNorm(2, 4), "there is no batch norm in"),

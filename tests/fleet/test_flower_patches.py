@@ -58,6 +58,10 @@ PUBLIC = ("flwr.app", "flwr.clientapp", "flwr.serverapp", "flwr.simulation")
 PRIVATE = {
     "flwr.common.config": {"parse_config_args"},
     "flwr.common.constant": {"ErrorCode", "SYSTEM_TIME_TOLERANCE", "TIMESTAMP_HEADER", "TIMESTAMP_TOLERANCE"},
+    "flwr.common.secure_aggregation.crypto.shamir": {"combine_shares", "create_shares"},
+    "flwr.common.secure_aggregation.crypto.symmetric_encryption": {"decrypt", "encrypt", "generate_shared_key"},
+    "flwr.common.secure_aggregation.quantization": {"dequantize", "quantize"},
+    "flwr.common.secure_aggregation.secaggplus_utils": {"share_keys_plaintext_concat", "share_keys_plaintext_separate"},
     "flwr.common.serde": {"fab_to_proto", "user_config_to_proto"},
     "flwr.proto.control_pb2": {
         "ListNodesRequest",
@@ -80,7 +84,10 @@ PRIVATE = {
     },
     "flwr.supercore.interceptors": {"RuntimeVersionHttpInterceptor", "SuperExecAuthHttpInterceptor"},
     "flwr.supercore.primitives.asymmetric": {
+        "bytes_to_private_key",
         "bytes_to_public_key",
+        "generate_key_pairs",
+        "private_key_to_bytes",
         "public_key_to_bytes",
         "verify_signature",
     },

@@ -87,7 +87,7 @@ def test_three_budgets_a_killed_server_and_the_bits_of_the_local_engine(fleet: L
     request = {**SMALL, "budgets": [nets.BUDGETS[0]], "rounds": 1}
     fleet.finished(fleet.run(RunSettings(request, str(summed), minimum=3, secure_aggregation=True)))
     (record,) = records(summed)
-    assert record["devices"] == [0, 1, 2] and not record["dropped"] and 1 < record["train_loss"] < 4
+    assert sorted(record["devices"]) == [0, 1, 2] and not record["dropped"] and 1 < record["train_loss"] < 4
     assert not list(fleet.folder.glob("*/cache/secure_sum.json"))
     for process in devices:
         end(process, signal.SIGTERM)

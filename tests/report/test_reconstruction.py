@@ -31,7 +31,7 @@ def rebuilt(tmp_path_factory: pytest.TempPathFactory) -> Reconstruction:
     from strata.models import resnet20
 
     made = Reconstruction()
-    made._graphs["resnet20", 10, (3, 32, 32)] = ChannelGraph(resnet20(10, 32), (3, 32, 32))
+    made._graphs["resnet20", 10, (3, 32, 32), "residual"] = ChannelGraph(resnet20(10, 32), (3, 32, 32))
     return made
 
 

@@ -148,6 +148,7 @@ def run_on_fleet(grid: Grid, settings: RunSettings, told: Told | None = None) ->
     else:
         roster = Roster.of_file(saved, assignment, per_round, **more)
         fleet = roster.names
+        connected.runtimes = {**saved.get("runtimes", {}), **connected.runtimes}
     first = roster.log.first
     config = fitted(config, first)
     if not is_open:
