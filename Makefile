@@ -1,8 +1,10 @@
-# make demo | test | fuzz | bench | docs | lint | native | native-arm64: each makes .venv and installs Strata into it first, once.
+# make demo | test | slow | fuzz | bench | docs | lint | native | native-arm64: each makes .venv and installs Strata into it first, once.
 # Needs Python 3.11, pip and make. `make PYTHON=/path/to/python3.11 test` to name another interpreter.
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
 STAMP := .venv/.strata-installed
+EXECUTORCH_VERSION := 1.5.1
+EXPORT_STAMP := .venv/.executorch-$(EXECUTORCH_VERSION)
 
 # Four test processes, one thread each: on a small machine torch's own threads only get in each other's way, and some
 # tests mostly wait for processes of their own.
@@ -11,7 +13,7 @@ export MKL_NUM_THREADS := 1
 # Tests start hundreds of processes: none of them should compile Strata again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test lint pytest fuzz bench docs clean native native-arm64 export-tools
+.PHONY: demo test slow lint pytest fuzz bench docs clean native native-arm64
 .DEFAULT_GOAL := test
 
 $(STAMP): pyproject.toml
@@ -33,7 +35,11 @@ test: $(STAMP)
 	@$(MAKE) --no-print-directory -j 2 lint pytest
 
 pytest: $(STAMP)
-	$(BIN)/pytest --processes 4 -q
+	$(BIN)/pytest --processes 4 -q -m "not slow"
+
+# What takes minutes: exported programs against torch, a fleet with native devices, one that devices join and leave.
+slow: $(EXPORT_STAMP)
+	$(BIN)/pytest --processes 2 -q -m slow
 
 # Ten minutes of damaged and hand-made files and messages; the suite itself takes a few seconds of them.
 FUZZ_SECONDS ?= 600
@@ -50,14 +56,10 @@ docs: $(STAMP)
 
 # The native device (docs/pocket.md): cmake, a C++17 compiler, and ExecuTorch's wheel for its headers and libraries,
 # without the dependencies that nothing here imports.
-EXECUTORCH_VERSION := 1.5.1
-EXPORT_STAMP := .venv/.executorch-$(EXECUTORCH_VERSION)
 $(EXPORT_STAMP): $(STAMP)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile --no-deps \
 		executorch==$(EXECUTORCH_VERSION) flatbuffers tabulate ruamel.yaml
 	touch $@
-
-export-tools: $(EXPORT_STAMP)
 
 native: $(EXPORT_STAMP)
 	cmake -S native -B native/build \

@@ -37,6 +37,8 @@ from strata.graph import ChannelGraph, Cut
 from strata.training import LocalTraining, Workspace, reestimated
 from tests.export import networks
 
+pytestmark = pytest.mark.slow
+
 SIDE, BATCH = 16, 6
 PLAIN = NativeTraining(lr=1.0, momentum=0, weight_decay=0)  # one step of it is minus the gradient
 

@@ -199,6 +199,7 @@ def test_ctrl_c_stops_the_run_and_it_can_go_on(fleet: Fleet) -> None:
     assert {device.state for device in fleet.status().devices} == {"online"}
 
 
+@pytest.mark.slow
 def test_a_device_joins_a_run_and_one_leaves_it_for_good(fleet: Fleet) -> None:
     """Each round needs three. One of them stops in the middle and is shut out: the run waits, and goes on with the one
     that comes."""

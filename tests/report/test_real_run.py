@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-
 from strata.data import load
 from strata.report import write_report
 from strata.runs.config import RunConfig
 from strata.runs.launch import launch
 
 
-@pytest.mark.slow
 def test_a_real_run_has_every_part(tmp_path: Path) -> None:
     config = RunConfig.of(
         method="fd", constraints=(0.125,), rounds=2, devices=100, per_round=2, partition="dirichlet:0.1", workers=0
