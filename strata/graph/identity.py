@@ -49,6 +49,7 @@ _BY_NAME = (
 )
 _OUR_OWN = (
     "cached",
+    "evaluation",
     "export",
     "identity",
     "inputs",

@@ -215,11 +215,7 @@ class FlowerEngine:
         if self._assignment.level(job.task.device) < 0:
             return "has too little memory for any level"
         busy = self.messenger.busy(device.node)
-        if busy is not None:
-            return f"still busy with round {busy.round}"
-        if self._secure is not None and device.native is not None:
-            return "a thin device, which cannot mask its update"
-        return device
+        return device if busy is None else f"still busy with round {busy.round}"
 
     def training_of(self, phase: Phase) -> dict[str, Any]:
         """With the phase's own way to take steps, where it has one."""
