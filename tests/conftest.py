@@ -17,7 +17,7 @@ import pytest
 pytest_plugins = ["tests.forked"]
 
 WAITING = (
-    "fleet/test_real_processes.py", "fleet/test_training.py", "fleet/test_admission.py", "docs/", "engines/test_ray.py",
+    "fleet/test_training.py", "fleet/test_real_processes.py", "fleet/test_admission.py", "docs/", "engines/test_ray.py",
 )  # fmt: skip
 ON_ALL_NETWORKS = (
     "graph/test_equivalence.py", "execution/test_peak.py", "execution/test_traced.py", "execution/test_compute.py",

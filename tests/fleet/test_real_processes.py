@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import signal
 from pathlib import Path
@@ -12,23 +11,17 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from strata.data import load, parse_partition
+from strata.data import load
 from strata.fleet.device.own_data import load_own_data
 from strata.fleet.protocol.settings import DeviceSettings, RunSettings
-from strata.graph import ChannelGraph
 from strata.models.loading import load_model
-from strata.runs import run
-from strata.runs.config import RunConfig
-from strata.runs.launch import make_method, make_model, make_training
 from tests.fleet import nets, rogues
-from tests.fleet.loopback import Loopback, end, loopback, wait_for
+from tests.fleet.loopback import Loopback, end, loopback
 
 ROUNDS = 2
 PARTS = 12  # of digits: 125 images each
 DEADLINE = 120.0  # seconds; a task takes about six on an idle machine
-BUDGETS = dict(zip(("ant", "bee", "cat"), nets.BUDGETS, strict=True))
-REQUEST = {"method": "slt", "rounds": ROUNDS, "per_round": 3, "seed": 3, "lr": 0.1}
-SMALL = {**REQUEST, "model": "tests.fleet.nets:small", "batch": 16}
+SMALL = {"model": "tests.fleet.nets:small", "method": "slt", "rounds": ROUNDS, "batch": 16, "seed": 3, "lr": 0.1}
 
 
 def device(fleet: Path, name: str, index: int, budget: int, **more: Any) -> DeviceSettings:
@@ -47,59 +40,6 @@ def records(out: Path) -> list[dict[str, Any]]:
 def fleet(tmp_path_factory: pytest.TempPathFactory) -> Any:
     with loopback(tmp_path_factory.mktemp("fleet")) as made:
         yield made
-
-
-def locally(names: dict[str, int], out: Path) -> Path:
-    """The same run on the local engine: the same parts of the data, the same budgets."""
-    config = RunConfig.of(**SMALL, budgets=tuple(names.values()), exact=True)
-    data = load("digits")
-    parts = parse_partition("iid", data, PARTS, 3)
-    model = make_model(config, data)
-    options = {"per_round": config.per_round, "seed": config.seed, "lr": config.lr, "exact": True}
-    run(
-        model, data, make_method(config, ChannelGraph(model, data.input_shape)), out=out, rounds=ROUNDS,
-        partition=[parts[index] for index in range(len(names))], training=make_training(config, data), workers=0,
-        progress=False, **options,
-    )  # fmt: skip
-    return out
-
-
-def test_three_budgets_a_killed_server_and_the_bits_of_the_local_engine(fleet: Loopback, tmp_path: Path) -> None:
-    devices = [
-        fleet.device(device(fleet.folder, name, index, budget, models=[SMALL["model"]]))
-        for index, (name, budget) in enumerate(BUDGETS.items())
-    ]
-    out = tmp_path / "fleet"
-    first = fleet.run(RunSettings(SMALL, str(out), minimum=3))
-    fleet.until(first, lambda: (out / "metrics.jsonl").exists() and records(out))
-    end(fleet.processes[0], signal.SIGKILL)  # the SuperLink; the server app ends with it
-    wait_for(lambda: is_unlocked(out), "the end of the server app")
-    assert not (out / "summary.json").exists()
-    fleet.link()
-    fleet.finished(fleet.run(RunSettings(SMALL, str(out), minimum=3, resume=True)))
-
-    local = locally(BUDGETS, tmp_path / "local")
-    assert records(out) == records(local)
-    assert (out / "model.safetensors").read_bytes() == (local / "model.safetensors").read_bytes()
-    assert not any(record["dropped"] for record in records(out))
-
-    summed = tmp_path / "summed"  # the same devices once more, and the server sees the sum of their updates only
-    request = {**SMALL, "budgets": [nets.BUDGETS[0]], "rounds": 1}
-    fleet.finished(fleet.run(RunSettings(request, str(summed), minimum=3, secure_aggregation=True)))
-    (record,) = records(summed)
-    assert sorted(record["devices"]) == [0, 1, 2] and not record["dropped"] and 1 < record["train_loss"] < 4
-    assert not list(fleet.folder.glob("*/cache/secure_sum.json"))
-    for process in devices:
-        end(process, signal.SIGTERM)
-
-
-def is_unlocked(out: Path) -> bool:
-    with open(out / ".lock") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            return False
-    return True
 
 
 def test_rogues_cost_their_own_updates_and_devices_evaluate(fleet: Loopback, tmp_path: Path) -> None:

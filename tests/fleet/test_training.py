@@ -48,14 +48,17 @@ class Fleet:
         far = self.link.here if self.link else "127.0.0.1"
         made = strata("fleet", "keys", "keys", "--host", far, "--devices", "a,b,c", cwd=folder)
         assert made.returncode == 0, made.stderr
-        port = self.at[1].rpartition(":")[2]
-        self.server = Command(folder, "fleet", "server", "--keys", "keys", "--host", "0.0.0.0", "--port", port,
-                              "--data-dir", "state")  # fmt: skip
-        self.server.wait_for("serving at")
+        self.serve()
         for index, name in enumerate("abc"):
             self.device(name, index, far if name == "c" and self.link is not None else "127.0.0.1")
         for device in self.devices:
             device.wait_for("is connected")
+
+    def serve(self) -> None:
+        port = self.at[1].rpartition(":")[2]
+        self.server = Command(self.folder, "fleet", "server", "--keys", "keys", "--host", "0.0.0.0", "--port", port,
+                              "--data-dir", "state")  # fmt: skip
+        self.server.wait_for("serving at")
 
     def device(self, name: str, index: int, host: str) -> None:
         server = f"{host}:{self.at[1].rpartition(':')[2]}"
@@ -186,13 +189,41 @@ def test_folders_are_checked_before_anything_is_sent(
     assert len(fleet.status().runs) == runs and not Path("nowhere").exists()
 
 
+def test_a_killed_server_comes_back_and_the_run_goes_on_to_the_same_bits(fleet: Fleet) -> None:
+    out, local = fleet.folder / "killed", fleet.folder / "local-run"
+    first = fleet.run(*RUN, "--wait-for", "3", "--out", "killed")
+    wait_for_round(first, out)
+    below = descendants(fleet.server.process.pid)
+    fleet.server.stop(signal.SIGKILL)
+    assert wait_until_gone(below) == [], "the SuperLink and the server app end with it"
+    assert first.wait() != 0 and not (out / "summary.json").exists()
+    fleet.serve()
+    second = fleet.run("--out", "killed", "--resume", "--wait-for", "3")
+    assert second.wait(4 * PATIENCE) == 0, second.text()
+    assert without_seconds(out / "metrics.jsonl") == without_seconds(local / "metrics.jsonl")
+    assert (out / "model.safetensors").read_bytes() == (local / "model.safetensors").read_bytes()
+
+
+def test_the_server_sees_the_sum_of_updates_only(fleet: Fleet) -> None:
+    asked = (*RUN, "--rounds", "1", "--budget", str(BUDGETS[0]), "--secure-aggregation", "--wait-for", "3")
+    run = fleet.run(*asked, "--out", "summed")
+    assert run.wait(4 * PATIENCE) == 0, run.text()
+    (record,) = without_seconds(fleet.folder / "summed" / "metrics.jsonl")
+    assert sorted(record["devices"]) == [0, 1, 2] and not record["dropped"] and 1 < record["train_loss"] < 4
+    assert not list(fleet.folder.glob("cache-*/secure_sum.json"))
+
+
+def wait_for_round(run: Command, out: Path) -> None:
+    deadline = time.monotonic() + 2 * PATIENCE
+    while not (out / "metrics.jsonl").exists() and time.monotonic() < deadline and run.process.poll() is None:
+        time.sleep(0.2)
+
+
 def test_ctrl_c_stops_the_run_and_it_can_go_on(fleet: Fleet) -> None:
     out = fleet.folder / "stopped"
     run = fleet.run("--model", "nets:small", "--method", "fedavg", "--rounds", "500", "--per-round", "1",
                     "--batch", "16", "--budget", "1MiB", "--out", "stopped")  # fmt: skip
-    deadline = time.monotonic() + 2 * PATIENCE
-    while not (out / "metrics.jsonl").exists() and time.monotonic() < deadline and run.process.poll() is None:
-        time.sleep(0.2)
+    wait_for_round(run, out)
     assert run.stop(signal.SIGINT) == 130, run.text()
     assert "go on with --out" in run.text() and (out / "checkpoint").is_dir()
     assert fleet.status().runs[-1].state == "stopped"
