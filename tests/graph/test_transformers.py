@@ -57,6 +57,9 @@ NETWORKS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
+# these are close to one of the others (Bert, Qwen3, ViT): by `make slow`
+LIKE_OTHERS = ("DistilBert", "Roberta", "Llama", "DeiT")
+EACH = [pytest.param(name, marks=pytest.mark.slow if name in LIKE_OTHERS else ()) for name in NETWORKS]
 CHANCES = {
     "DistilBert": ("dropout", "attention_dropout", "seq_classif_dropout"),
     "GPT2": ("resid_pdrop", "embd_pdrop", "attn_pdrop"),
@@ -101,7 +104,7 @@ def logits(returned: Any) -> Tensor:
     return returned.logits
 
 
-@pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.parametrize("name", EACH)
 def test_submodels_equal_the_zeroed_network(name: str) -> None:
     model = network(name).double()
     graph = ChannelGraph(model, inputs_of(name))
@@ -118,7 +121,7 @@ def test_submodels_equal_the_zeroed_network(name: str) -> None:
     assert cuts[0] != full and cuts[1] != full
 
 
-@pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.parametrize("name", EACH)
 def test_peak(name: str) -> None:
     graph = ChannelGraph(network(name), inputs_of(name))
     for cut in (graph.full(), graph.prefix(0.5), graph.window(2, 3)):
