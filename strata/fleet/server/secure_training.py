@@ -1,5 +1,6 @@
 """Training in secure sums: the four stages of fleet/protocol/secure_sum.py with the devices of a round, side by side
-for all sums of the round. A device that fails, lies or dies costs its own update, or its sum and that is made anew.
+for all sums of the round. A device that fails, lies or dies costs its own update, or its sum; sums that stand out among
+those of a round are not used (compared_sums.py).
 """
 
 from __future__ import annotations
@@ -24,21 +25,24 @@ from strata.federation.usual_change import UsualChange
 from strata.fleet.device.secure_work import LARGEST_LOSS
 from strata.fleet.protocol import codec
 from strata.fleet.protocol.failures import sentence
-from strata.fleet.protocol.secure_sum import Collector, Masked, SumFailed
+from strata.fleet.protocol.secure_sum import Collector, Masked, SumFailed, step_of
+from strata.fleet.server.compared_sums import standing_out
 from strata.fleet.server.messages import Answer, names, plain
-from strata.fleet.server.sum_groups import SumGroups
+from strata.fleet.server.sum_groups import COMPARABLE, SumGroups
 
 if TYPE_CHECKING:
     from strata.fleet.server.engine import FlowerEngine
     from strata.graph import Cut
 
+SEEN = "it was in a sum of this round before: from two sums one could tell what it sent"
 STAGE_SECONDS = 300.0  # for an answer that takes no training; the run's own deadline where that is shorter
 
 
 @dataclass(frozen=True)
 class SecureTerms:
     """`fewest`: devices of a sum. `clip`: no value changes by more. `norm`: devices scale their change down to this L2
-    norm, for differential privacy. `factor`: a sum whose mean change is so many times the usual one is not used."""
+    norm, for differential privacy. `factor`: a sum whose mean change is so many times the usual one is not used, and
+    devices are in several sums that are compared; None: nothing is, and all are in one."""
 
     fewest: int
     clip: float
@@ -64,9 +68,10 @@ class OpenSum:
 class SecureTraining:
     def __init__(self, engine: FlowerEngine, terms: SecureTerms) -> None:
         self._engine, self._terms = engine, terms
-        self.groups = SumGroups(terms.fewest)
+        self.groups = SumGroups(terms.fewest, compared=terms.factor is not None)
         self._usual = None if terms.factor is None else UsualChange(terms.factor)
-        self._attempts = 0
+        self._round, self._attempt = -1, 0
+        self._seen: set[int] = set()  # devices in sums of this round that are known, used or not
 
     def run(self, jobs: Sequence[TrainJob], state: Mapping[str, Tensor]) -> Iterator[Outcome]:
         outcomes: dict[int, Outcome] = {}  # by the job's place
@@ -83,17 +88,20 @@ class SecureTraining:
 
     def _sums(self, jobs: Sequence[TrainJob], outcomes: dict[int, Outcome]) -> list[OpenSum]:
         """Of devices that can be asked, those that train the same cut."""
-        self._attempts += 1
+        round = jobs[0].task.round
+        if round != self._round:
+            self._round, self._attempt, self._seen = round, 0, set()
+        self._attempt += 1
         alike: dict[Cut, dict[int, int]] = {}
         for index, job in enumerate(jobs):
-            found = self._engine.askable(job)
+            found = SEEN if job.task.device in self._seen else self._engine.askable(job)
             if isinstance(found, str):
                 outcomes[index] = Outcome(index, None, found, sent=False)
             else:
                 alike.setdefault(job.task.cut, {})[job.task.device] = index
         made = []
         for cut, places in alike.items():
-            groups, excused = self.groups.of(list(places), f"sums {jobs[0].task.round} {self._attempts}")
+            groups, excused = self.groups.of(list(places), f"sums {round} {self._attempt}")
             for device, reason in excused.items():
                 outcomes[places[device]] = Outcome(places[device], None, reason, sent=False)
             for group in groups:
@@ -224,39 +232,65 @@ class SecureTraining:
                 self.groups.failed(device)
 
     def _end(self, sums: list[OpenSum], outcomes: dict[int, Outcome]) -> None:
-        totals: list[tuple[OpenSum, SumOfChanges]] = []
+        made: dict[Cut, list[tuple[OpenSum, np.ndarray]]] = {}
         for one in sums:
             try:
                 values = one.collector.total()
             except SumFailed as error:
                 self._bar(error.liars)
-                self.groups.bad(error.suspects)
+                self._found(self.groups.bad(error.suspects))
                 self._lose(one, str(error), outcomes)
                 continue
             self._bar(one.collector.lied)
-            totals.append((one, self._total(one, values)))
-        sizes = [_size(total) for _, total in totals]
-        if self._usual is not None:
-            for size in sizes:
-                self._usual.note(size)
-        for (one, total), size in zip(totals, sizes, strict=True):
-            unusual = None if self._usual is None else self._usual.problem(size)
-            if unusual is not None:
-                self.groups.bad(one.collector.masked)
-                self._lose(one, f"of its mean: {unusual}", outcomes)
-                continue
-            self.groups.good(one.collector.masked)
-            first = min(one.collector.masked, key=lambda device: one.members[device])
-            for device in one.collector.masked:
-                index = one.members[device]
-                outcomes[index] = Outcome(index, Summed(one.peaks[device], total if device == first else None))
+            self._seen |= set(one.collector.masked)
+            made.setdefault(one.cut, []).append((one, values))
+        for alike in made.values():
+            unusual = self._unusual(alike)
+            for place, (one, values) in enumerate(alike):
+                if place in unusual:
+                    self._found(self.groups.bad(one.collector.masked))
+                    self._lose(one, f"of its mean: {unusual[place]}", outcomes)
+                    continue
+                self.groups.good(one.collector.masked)
+                total = self._total(one, values)
+                first = min(one.collector.masked, key=lambda device: one.members[device])
+                for device in one.collector.masked:
+                    index = one.members[device]
+                    outcomes[index] = Outcome(index, Summed(one.peaks[device], total if device == first else None))
+
+    def _unusual(self, alike: list[tuple[OpenSum, np.ndarray]]) -> dict[int, str]:
+        """Of sums over devices that trained the same cut, those that are not to be used. Three can be compared with
+        each other; what was usual before counts where there are fewer."""
+        if self._usual is None:
+            return {}
+        means = [self._changes(values) / len(one.collector.masked) for one, values in alike]
+        sizes = [float(np.sqrt(np.square(mean).mean())) if mean.size else 0.0 for mean in means]
+        for size in sizes:
+            self._usual.note(size)
+        found = standing_out(means, step_of(self._terms.clip))
+        if len(means) < COMPARABLE:
+            found |= {
+                place: said for place, size in enumerate(sizes) if (said := self._usual.problem(size)) is not None
+            }
+        return found
+
+    def _changes(self, values: np.ndarray) -> np.ndarray:
+        """Without the loss."""
+        return values[: len(values) - self._terms.with_loss]
+
+    def _found(self, devices: Sequence[int]) -> None:
+        for device in devices:
+            self._engine.say(
+                f"{self._engine.names[device]} was alone in a sum with devices whose sums are good, and it was bad "
+                f"once more: left out of the next {self.groups.sits_out[device]}"
+            )
 
     def _total(self, one: OpenSum, values: np.ndarray) -> SumOfChanges:
         loss = None
         devices = len(one.collector.masked)
         if self._terms.with_loss:
             loss = float(values[-1]) / self._terms.clip * LARGEST_LOSS / devices
-        row = torch.from_numpy(values[: len(values) - self._terms.with_loss])
+        row = torch.from_numpy(self._changes(values))
         sizes = [math.prod(one.cut.shapes[name]) for name in one.cut.trained]
         parts = zip(one.cut.trained, row.split(sizes), strict=True)
         return SumOfChanges(devices, {name: part.view(one.cut.shapes[name]) for name, part in parts}, loss)
@@ -299,10 +333,3 @@ def _check(meta: Mapping[str, Any], job: TrainJob) -> None:
         raise codec.Malformed("it masked another device's update, or that of another cut")
     if not is_count(meta.get("peak_bytes")) or meta["peak_bytes"] > MOST_BYTES:
         raise codec.Malformed("its peak memory is none")
-
-
-def _size(total: SumOfChanges) -> float:
-    """Root mean square of the mean change, as of single updates in usual_change.py."""
-    squares = sum(float(change.square().sum()) for change in total.changes.values())
-    values = sum(change.numel() for change in total.changes.values())
-    return math.sqrt(squares / max(1, values)) / total.devices
