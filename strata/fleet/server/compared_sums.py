@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 STANDS_OUT = 3.0  # times the usual distance
-APART = 2.0  # two means: times the smaller one
+APART = 1.0  # two means: times the smaller one
 
 
 def standing_out(means: Sequence[NDArray[np.float64]], rounding: float) -> dict[int, str]:

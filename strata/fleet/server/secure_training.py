@@ -8,8 +8,9 @@ from __future__ import annotations
 import math
 import secrets
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from strata.graph import Cut
 
 SEEN = "it was in a sum of this round before: from two sums one could tell what it sent"
+PASSES = 3  # of a round, at most: sums over those whose sums came to nothing
 STAGE_SECONDS = 300.0  # for an answer that takes no training; the run's own deadline where that is shorter
 
 
@@ -72,42 +74,105 @@ class SecureTraining:
         self._usual = None if terms.factor is None else UsualChange(terms.factor)
         self._round, self._attempt = -1, 0
         self._seen: set[int] = set()  # devices in sums of this round that are known, used or not
+        self._lost: set[int] = set()  # places of devices whose sum came to nothing
+        self._tried: list[set[int]] = []  # who was summed with whom, for this answer
+        self._worked = Counter[int]()  # by place, how often each trained for this answer
 
     def run(self, jobs: Sequence[TrainJob], state: Mapping[str, Tensor]) -> Iterator[Outcome]:
+        """Where sums are compared, devices whose sum came to nothing are put into others, a few times: of those nobody
+        has learnt a thing. All sums of a round are held against each other at the end."""
         outcomes: dict[int, Outcome] = {}  # by the job's place
-        sums = self._sums(jobs, outcomes)
+        pools = self._pools(jobs, outcomes)
+        made: list[tuple[OpenSum, np.ndarray]] = []
+        for _ in range(PASSES if self._usual is not None else 1):
+            if not pools:
+                break
+            for places in pools.values():
+                for index in places.values():
+                    outcomes.pop(index, None)
+            made += self._pass(pools, jobs, state, outcomes)
+            pools = self._again(pools)
+        self._judge(made, outcomes)
+        yield from (self._with_work(outcomes[index], index) for index in range(len(jobs)))
+
+    def _pools(self, jobs: Sequence[TrainJob], outcomes: dict[int, Outcome]) -> dict[Cut, dict[int, int]]:
+        """Of devices that can be asked, those that train the same cut, with their places."""
+        round = jobs[0].task.round
+        if round != self._round:
+            self._round, self._attempt, self._seen = round, 0, set()
+        self._worked.clear()
+        self._tried.clear()
+        alike: dict[Cut, dict[int, int]] = {}
+        left_out = self.groups.excused([job.task.device for job in jobs])
+        for index, job in enumerate(jobs):
+            device = job.task.device
+            found = SEEN if device in self._seen else left_out.get(device) or self._engine.askable(job)
+            if isinstance(found, str):
+                outcomes[index] = Outcome(index, None, found, sent=False)
+            else:
+                alike.setdefault(job.task.cut, {})[device] = index
+        fewest = self._terms.fewest
+        for places in [places for places in alike.values() if len(places) < fewest]:
+            few = f"{len(places)} of its kind in this round, and a sum is over at least {fewest} devices"
+            outcomes |= {index: Outcome(index, None, few, sent=False) for index in places.values()}
+        return {cut: places for cut, places in alike.items() if len(places) >= fewest}
+
+    def _pass(
+        self,
+        pools: Mapping[Cut, dict[int, int]],
+        jobs: Sequence[TrainJob],
+        state: Mapping[str, Tensor],
+        outcomes: dict[int, Outcome],
+    ) -> list[tuple[OpenSum, np.ndarray]]:
+        """The stages. Who is in which sum is known to nobody before all have given their keys."""
+        self._attempt += 1
+        self._lost.clear()
+        sums = [OpenSum(cut, places, self._collector(cut)) for cut, places in pools.items()]
         self._stage(sums, jobs, "keys", outcomes)
         sums = self._going_on(sums, outcomes, "begins", "gave their keys")
+        sums = [
+            group
+            for one in sums
+            for group in self._grouped(one, f"{derive(jobs[0].seed, 'sums', self._round, self._attempt)}")
+        ]
         self._stage(sums, jobs, "shares", outcomes)
         sums = self._going_on(sums, outcomes, "goes_on", "shared their secrets")
         self._train(sums, jobs, state, outcomes)
         sums = self._going_on(sums, outcomes, "can_end", "sent masked values", worked=True)
         self._stage(sums, jobs, "reveal", outcomes)
-        self._end(sums, outcomes)
-        yield from (outcomes[index] for index in range(len(jobs)))
+        return self._end(sums, outcomes)
 
-    def _sums(self, jobs: Sequence[TrainJob], outcomes: dict[int, Outcome]) -> list[OpenSum]:
-        """Of devices that can be asked, those that train the same cut."""
-        round = jobs[0].task.round
-        if round != self._round:
-            self._round, self._attempt, self._seen = round, 0, set()
-        self._attempt += 1
-        alike: dict[Cut, dict[int, int]] = {}
-        for index, job in enumerate(jobs):
-            found = SEEN if job.task.device in self._seen else self._engine.askable(job)
-            if isinstance(found, str):
-                outcomes[index] = Outcome(index, None, found, sent=False)
-            else:
-                alike.setdefault(job.task.cut, {})[job.task.device] = index
+    def _collector(self, cut: Cut) -> Collector:
+        return Collector(self._terms.fewest, self._length(cut), self._terms.clip)
+
+    def _grouped(self, pool: OpenSum, seed: str) -> list[OpenSum]:
         made = []
-        for cut, places in alike.items():
-            groups, excused = self.groups.of(list(places), f"sums {round} {self._attempt}")
-            for device, reason in excused.items():
-                outcomes[places[device]] = Outcome(places[device], None, reason, sent=False)
-            for group in groups:
-                collector = Collector(self._terms.fewest, self._length(cut), self._terms.clip)
-                made.append(OpenSum(cut, {device: places[device] for device in group}, collector))
+        for group in self.groups.of(list(pool.collector.keys), seed):
+            members = {device: pool.members[device] for device in group}
+            one = OpenSum(pool.cut, members, self._collector(pool.cut), pool.id)
+            one.collector.keys = {device: pool.collector.keys[device] for device in group}
+            self._tried.append(set(group))
+            made.append(one)
         return made
+
+    def _again(self, pools: Mapping[Cut, dict[int, int]]) -> dict[Cut, dict[int, int]]:
+        """Those whose sums came to nothing, not by their own fault as far as anybody knows."""
+        found = {}
+        for cut, places in pools.items():
+            left = {
+                device: index
+                for device, index in places.items()
+                if index in self._lost and not self.groups.is_left_out(device)
+            }
+            if len(left) >= self._terms.fewest and set(left) not in self._tried:
+                found[cut] = left
+        return found
+
+    def _with_work(self, outcome: Outcome, index: int) -> Outcome:
+        times = self._worked[index]
+        if times < 2 or not isinstance(outcome.result, Summed):
+            return outcome
+        return replace(outcome, result=replace(outcome.result, times=times))
 
     def _length(self, cut: Cut) -> int:
         return sum(math.prod(cut.shapes[name]) for name in cut.trained) + self._terms.with_loss
@@ -191,6 +256,7 @@ class SecureTraining:
             self._engine.say(f"a sum over {self._named(one)} is {reason}")
             for device in still:
                 index = one.members[device]
+                self._lost.add(index)
                 lost = Summed(one.peaks.get(device, 0), lost=reason)
                 outcomes[index] = Outcome(index, lost) if worked else Outcome(index, None, reason, sent=False)
         return on
@@ -226,25 +292,32 @@ class SecureTraining:
                 _check(meta, jobs[outcome.index])
                 one.collector.take_masked(device, values, meta.get("wrong"))
                 one.peaks[device] = meta["peak_bytes"]
+                self._worked[outcome.index] += 1
             except Exception as error:  # what one device writes costs it its update, never the run
                 said = plain(error) if isinstance(error, codec.Malformed) else plain(f"not masked values ({error!r})")
                 outcomes[outcome.index] = Outcome(outcome.index, None, said)
                 self.groups.failed(device)
 
-    def _end(self, sums: list[OpenSum], outcomes: dict[int, Outcome]) -> None:
-        made: dict[Cut, list[tuple[OpenSum, np.ndarray]]] = {}
+    def _end(self, sums: list[OpenSum], outcomes: dict[int, Outcome]) -> list[tuple[OpenSum, np.ndarray]]:
+        made = []
         for one in sums:
             try:
-                values = one.collector.total()
+                made.append((one, one.collector.total()))
             except SumFailed as error:
                 self._bar(error.liars)
                 self._found(self.groups.bad(error.suspects))
                 self._lose(one, str(error), outcomes)
+                self._lost |= {one.members[device] for device in one.collector.masked if device not in error.liars}
                 continue
             self._bar(one.collector.lied)
             self._seen |= set(one.collector.masked)
-            made.setdefault(one.cut, []).append((one, values))
-        for alike in made.values():
+        return made
+
+    def _judge(self, made: list[tuple[OpenSum, np.ndarray]], outcomes: dict[int, Outcome]) -> None:
+        by_cut: dict[Cut, list[tuple[OpenSum, np.ndarray]]] = {}
+        for one, values in made:
+            by_cut.setdefault(one.cut, []).append((one, values))
+        for alike in by_cut.values():
             unusual = self._unusual(alike)
             for place, (one, values) in enumerate(alike):
                 if place in unusual:

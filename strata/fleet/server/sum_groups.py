@@ -25,17 +25,21 @@ class SumGroups:
     barred: dict[int, str] = field(default_factory=dict)  # known to have lied, and how
     strikes: dict[int, int] = field(default_factory=dict)  # bad sums since the last good one
     tested: set[int] = field(default_factory=set)  # alone, in the sums that are being made
+    failures: dict[int, int] = field(default_factory=dict)  # since a device was last in a sum
     sits_out: dict[int, int] = field(default_factory=dict)  # for so many groupings
     times: dict[int, int] = field(default_factory=dict)  # that a device was left out
 
-    def of(self, devices: Sequence[int], seed: str) -> tuple[list[list[int]], dict[int, str]]:
-        """The sums of devices that train the same cut, and why the others are in none."""
-        excused = {device: why for device in devices if (why := self._excuse(device)) is not None}
-        there = [device for device in sorted(devices) if device not in excused]
+    def excused(self, devices: Iterable[int]) -> dict[int, str]:
+        """Who is not to be asked, and why. Once a round: who sits some out comes nearer its turn."""
+        return {device: why for device in devices if (why := self._excuse(device)) is not None}
+
+    def of(self, devices: Sequence[int], seed: str) -> list[list[int]]:
+        """The sums of devices that train the same cut. None where there are too few."""
+        there = sorted(devices)
         if len(there) < self.fewest:
-            few = f"{len(there)} of its kind in this round, and a sum is over at least {self.fewest} devices"
-            return [], excused | dict.fromkeys(there, few)
+            return []
         random.Random(seed).shuffle(there)
+        there.sort(key=lambda device: -self.failures.get(device, 0))  # who may be lost is dealt evenly
         self.tested -= set(there)
         clean = [device for device in there if device not in self.strikes]
         doubtful = [device for device in there if device in self.strikes]
@@ -48,7 +52,7 @@ class SumGroups:
         else:
             groups += _split(clean, self._sums_of(len(clean)))
             groups += _split(doubtful, len(doubtful) // self.fewest)
-        return [sorted(group) for group in groups], excused
+        return [sorted(group) for group in groups]
 
     def _tests(self, clean: list[int], doubtful: list[int]) -> list[list[int]]:
         """Each of those with the most strikes alone among clean ones, of whom enough are left for a sum without it.
@@ -66,10 +70,10 @@ class SumGroups:
         return max((self.strikes[device] for device in devices), default=0)
 
     def _sums_of(self, devices: int) -> int:
-        """Of 2T - 1 devices T are more than half: the smallest sums that stand the loss of T - 1."""
+        """Many small ones, because one liar spoils one; of T + 1 devices, so that one may be lost."""
         if not self.compared or devices < COMPARABLE * self.fewest:
             return 1
-        return max(COMPARABLE, devices // (2 * self.fewest - 1))
+        return max(COMPARABLE, devices // (self.fewest + 1))
 
     def _excuse(self, device: int) -> str | None:
         if device in self.barred:
@@ -80,9 +84,13 @@ class SumGroups:
         self.sits_out[device] = left - 1
         return "left out of this run's sums for a while: those that it was in were bad"
 
+    def is_left_out(self, device: int) -> bool:
+        return device in self.barred or self.sits_out.get(device, 0) > 0
+
     def good(self, devices: Iterable[int]) -> None:
         for device in devices:
             self.strikes.pop(device, None)
+            self.failures.pop(device, None)
 
     def bad(self, devices: Iterable[int]) -> list[int]:
         """Who is left out from now on: the one that was tested, for whom the others of its sum are not blamed."""
@@ -96,6 +104,7 @@ class SumGroups:
 
     def failed(self, device: int) -> None:
         """Of a small sum each device is needed: who fails there, too, is tested alone. Else it may have its reasons."""
+        self.failures[device] = self.failures.get(device, 0) + 1
         if device in self.strikes:
             self.strikes[device] += 1
 
