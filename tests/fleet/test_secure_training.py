@@ -179,11 +179,6 @@ def test_with_too_few_left_the_sum_is_given_up(quick: None, tmp_path: Path, stag
 
 
 def test_a_spoilt_sum_is_made_anew_in_small_ones(quick: None, tmp_path: Path) -> None:
-    def spoilt(packet: codec.Packet) -> bytes:
-        masked = packet.tensors()["masked"]
-        rubbish = np.random.default_rng(0).integers(-(2**31), 2**31, masked.numel(), dtype=np.int32)
-        return codec.encode(packet.meta, {"masked": torch.from_numpy(rubbish)})
-
     log: list[str] = []
     engine = secure_fleet(tmp_path, 6, {1: changing("train", spoilt)}, say=log.append)
     first = run(engine, 6)
@@ -207,6 +202,83 @@ def test_a_mean_far_from_the_usual_is_not_used(quick: None, tmp_path: Path) -> N
     engine.messenger._grid.nodes[10] = changing("train", large)(prepared(tmp_path, "d0", 0))  # type: ignore[attr-defined]
     lost = run(engine, 3, 2)[2].result.lost
     assert "times the usual one, above the bound of 5" in lost and "its sum is not used" in lost
+
+
+# --- several sums, compared ---------------------------------------------------------------------------------------
+
+COMPARED = replace(TERMS, factor=5.0)
+
+
+def poisoned(packet: codec.Packet) -> bytes:
+    """Nearly the clip in every value, on top of a change that is near zero."""
+    return codec.encode(packet.meta, {"masked": packet.tensors()["masked"] + 2**21 - 2**17})
+
+
+def spoilt(packet: codec.Packet) -> bytes:
+    masked = packet.tensors()["masked"]
+    rubbish = np.random.default_rng(0).integers(-(2**31), 2**31, masked.numel(), dtype=np.int32)
+    return codec.encode(packet.meta, {"masked": torch.from_numpy(rubbish)})
+
+
+def heard(outcomes: dict[int, Outcome]) -> set[int]:
+    return {n for n, one in outcomes.items() if one.reason is None and one.result.lost is None}
+
+
+def test_compared_sums_of_honest_devices_are_that_of_all(quick: None, tmp_path: Path) -> None:
+    (whole,) = totals(run(secure_fleet(tmp_path, 12), 12))
+    parts = totals(run(secure_fleet(tmp_path, 12, secure=COMPARED), 12))
+    assert [part.devices for part in parts] == [4, 4, 4]
+    for name in whole.changes:
+        together = sum(part.changes[name] for part in parts)
+        assert torch.allclose(together, whole.changes[name], rtol=0, atol=1e-12)  # the same steps, added otherwise
+    assert sum(4 * part.loss for part in parts) / 12 == pytest.approx(whole.loss)
+
+
+def test_poison_stands_out_and_who_it_comes_from_is_found(quick: None, tmp_path: Path) -> None:
+    log: list[str] = []
+    engine = secure_fleet(tmp_path, 12, {5: changing("train", poisoned)}, secure=COMPARED, say=log.append)
+    first = run(engine, 12)
+    assert len(heard(first)) == 8 and 5 not in heard(first)
+    assert "times as far from the others as is usual among them" in first[5].result.lost
+    last = first
+    for round in range(1, 5):
+        last = run(engine, 12, round)
+        assert 5 not in heard(last)
+    assert heard(last) == set(range(12)) - {5}
+    assert "left out of this run's sums for a while" in str(last[5].reason)
+    assert [text for text in log if text.startswith("d5 was alone in a sum")] == [
+        "d5 was alone in a sum with devices whose sums are good, and it was bad once more: left out of the next 8"
+    ]
+
+
+def test_those_whose_sums_came_to_nothing_are_summed_again(quick: None, tmp_path: Path) -> None:
+    """Three of four sums are spoilt; in the round's later sums most of their honest devices are heard."""
+    spoiling = {1: changing("train", spoilt), 2: changing("train", spoilt), 3: changing("train", spoilt)}
+    engine = secure_fleet(tmp_path, 16, spoiling, secure=COMPARED)
+    found = [run(engine, 16, round) for round in range(2)]
+    for outcomes in found:
+        assert not heard(outcomes) & set(spoiling)
+    again = [one for outcomes in found for n, one in outcomes.items() if n in heard(outcomes) and one.result.times > 1]
+    assert again and all(one.result.times <= 3 for one in again)
+    assert sum(total.devices for total in totals(found[0])) == len(heard(found[0]))
+
+
+def test_no_device_is_in_two_known_sums_of_a_round(quick: None, tmp_path: Path) -> None:
+    """From the sums over a, b, c and over a, b, d one could tell how c differs from d."""
+    engine = secure_fleet(tmp_path, 12, {5: changing("train", poisoned)}, secure=COMPARED)
+    run(engine, 12)
+    again = run(engine, 12)  # the same round once more
+    assert not totals(again)
+    assert {one.reason for one in again.values()} == {
+        "it was in a sum of this round before: from two sums one could tell what it sent"
+    }
+    assert totals(run(engine, 12, 1))
+
+
+def test_who_is_lost_with_its_keys_is_in_no_group(quick: None, tmp_path: Path) -> None:
+    gone = {number: silent_from("keys") for number in range(4)}
+    outcomes = run(secure_fleet(tmp_path, 13, gone, secure=COMPARED), 13)
+    assert sorted(total.devices for total in totals(outcomes)) == [3, 3, 3]
 
 
 def test_who_lies_in_its_shares_is_in_no_further_sum(quick: None, tmp_path: Path) -> None:
