@@ -82,7 +82,7 @@ class SecureTraining:
         """Where sums are compared, devices whose sum came to nothing are put into others, a few times: of those nobody
         has learnt a thing. All sums of a round are held against each other at the end."""
         outcomes: dict[int, Outcome] = {}  # by the job's place
-        pools = self._pools(jobs, outcomes)
+        pools = self._pools(jobs, outcomes) if jobs else {}
         made: list[tuple[OpenSum, np.ndarray]] = []
         for _ in range(PASSES if self._usual is not None else 1):
             if not pools:
@@ -130,11 +130,8 @@ class SecureTraining:
         sums = [OpenSum(cut, places, self._collector(cut)) for cut, places in pools.items()]
         self._stage(sums, jobs, "keys", outcomes)
         sums = self._going_on(sums, outcomes, "begins", "gave their keys")
-        sums = [
-            group
-            for one in sums
-            for group in self._grouped(one, f"{derive(jobs[0].seed, 'sums', self._round, self._attempt)}")
-        ]
+        seed = derive(jobs[0].seed, "sums", self._round, self._attempt)
+        sums = [group for one in sums for group in self._grouped(one, str(seed))]
         self._stage(sums, jobs, "shares", outcomes)
         sums = self._going_on(sums, outcomes, "goes_on", "shared their secrets")
         self._train(sums, jobs, state, outcomes)
