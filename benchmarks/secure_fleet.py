@@ -167,7 +167,9 @@ def secure(honest: int, hostile: int, killed: int, rounds: int, folder: Path) ->
                 waiting.discard(name)
             time.sleep(1.0)
         fleet.finished(number)
-        return _found(out, doomed.keys() - waiting)
+        said = (folder / "link.log").read_text(errors="replace").splitlines()
+        log = [line for line in said if " sum" in line and "INFO" not in line]
+        return {**_found(out, doomed.keys() - waiting), "log": log}
     finally:
         fleet.close()
 
@@ -230,8 +232,7 @@ def main() -> None:
     print(f"the honest ones at the end: {found['alone_mean']:.1%}, deviation over seeds {found['alone_deviation']:.1%}")
     for number, names in enumerate(found["heard"]):
         print(f"round {number}: in the sums used: {', '.join(names)}")
-    for name, reason in found["last_reasons"].items():
-        print(f"{name}: {reason}")
+    print("\n".join(found["log"]))
 
 
 def _percent(values: list[float]) -> str:
