@@ -260,7 +260,8 @@ def _attempt(
     for job, outcome in _answers(engine, jobs, settings, state):
         task, update = job.task, outcome.result
         if outcome.sent:
-            count_download(task)
+            for _ in range(update.times if isinstance(update, Summed) else 1):
+                count_download(task)
         reason = outcome.reason
         if reason is None and isinstance(update, Summed):  # the engine has checked what can be
             reason = update.lost
@@ -269,8 +270,9 @@ def _attempt(
                 update, task, state.tensors, settings.norm_bound, len(job.samples), settings.largest_loss
             )
         if outcome.reason is None:  # whatever came, the device worked and sent
-            tally.train_flops += flops(task) * settings.counted(len(job.samples)) * settings.epochs
-            tally.upload_bytes += trained_bytes(task.cut)
+            times = update.times if isinstance(update, Summed) else 1
+            tally.train_flops += times * flops(task) * settings.counted(len(job.samples)) * settings.epochs
+            tally.upload_bytes += times * trained_bytes(task.cut)
         if reason is not None:
             drop(task.device, reason, outcome.detail)
         elif isinstance(update, Summed):

@@ -32,9 +32,11 @@ class SumOfChanges:
 class Summed:
     """A device's update is in a sum; `total` with the first device of each sum, None with the others.
 
-    `lost`: why there is no sum, though the device did its work.
+    `lost`: why there is no sum, though the device did its work. `times`: that it did it, where its first sums came to
+    nothing.
     """
 
     peak_bytes: int = 0
     total: SumOfChanges | None = None
     lost: str | None = None
+    times: int = 1

@@ -19,6 +19,7 @@ from strata.federation.jobs import DeviceProgram, evaluate
 from strata.federation.rounds import RoundFailed, RoundSettings, play
 from strata.federation.simulated_fleet import SimulatedFleet
 from strata.federation.state import FederationState
+from strata.federation.summed import Summed
 from strata.federation.usual_change import WINDOW, UsualChange
 from strata.graph import Cut
 from strata.training import LocalTraining, Workspace, reestimated
@@ -308,6 +309,16 @@ class Unreachable(Lying):
     def run(self, jobs: Sequence[Any], state: Mapping[str, Tensor]) -> Iterator[Outcome]:
         for outcome in super().run(jobs, state):
             yield outcome if outcome.index else Outcome(0, None, "not connected", sent=False)
+
+
+def test_work_that_was_done_twice_counts_twice() -> None:
+    """A device whose first secure sum came to nothing trained and sent again."""
+    found = [
+        one_round(Lying({0: lambda update, times=times: Summed(lost="its sum is not used", times=times)}), devices=4)[1]
+        for times in (1, 2)
+    ]
+    for key in ("upload_bytes", "download_bytes", "train_flops"):
+        assert found[1][key] * 4 == found[0][key] * 5  # four devices' work, and one's once more
 
 
 def test_what_never_reached_a_device_is_no_download_and_it_holds_nothing() -> None:

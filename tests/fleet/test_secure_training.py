@@ -44,11 +44,16 @@ TERMS = SecureTerms(fewest=3, clip=1.0)
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Devices that do not train, but change what they got a little, each in its own way."""
+    """Devices that do not train, but change what they got a little: all in one way, and each in its own."""
 
     def train(workspace: Any, task: Task, tensors: Any, *rest: Any, **more: Any) -> Update:
         draw = torch.Generator().manual_seed(1000 * task.round + task.device)
-        made = {n: tensors[n] + 0.01 * torch.randn(tensors[n].shape, generator=draw) for n in task.cut.trained}
+        same = torch.Generator().manual_seed(task.round)
+        made = {}
+        for name in task.cut.trained:
+            shape = tensors[name].shape
+            change = 0.01 * torch.randn(shape, generator=same) + 0.01 * torch.randn(shape, generator=draw)
+            made[name] = tensors[name] + change
         return Update(task.round, task.device, made, 25, 2.0, 1000 + task.device, task.cut.hash)
 
     monkeypatch.setattr(work, "train_device", train)
@@ -179,11 +184,6 @@ def test_with_too_few_left_the_sum_is_given_up(quick: None, tmp_path: Path, stag
 
 
 def test_a_spoilt_sum_is_made_anew_in_small_ones(quick: None, tmp_path: Path) -> None:
-    def spoilt(packet: codec.Packet) -> bytes:
-        masked = packet.tensors()["masked"]
-        rubbish = np.random.default_rng(0).integers(-(2**31), 2**31, masked.numel(), dtype=np.int32)
-        return codec.encode(packet.meta, {"masked": torch.from_numpy(rubbish)})
-
     log: list[str] = []
     engine = secure_fleet(tmp_path, 6, {1: changing("train", spoilt)}, say=log.append)
     first = run(engine, 6)
@@ -207,6 +207,77 @@ def test_a_mean_far_from_the_usual_is_not_used(quick: None, tmp_path: Path) -> N
     engine.messenger._grid.nodes[10] = changing("train", large)(prepared(tmp_path, "d0", 0))  # type: ignore[attr-defined]
     lost = run(engine, 3, 2)[2].result.lost
     assert "times the usual one, above the bound of 5" in lost and "its sum is not used" in lost
+
+
+# --- several sums, compared ---------------------------------------------------------------------------------------
+
+COMPARED = replace(TERMS, factor=5.0)
+
+
+def poisoned(packet: codec.Packet) -> bytes:
+    """Nearly the clip in every value, on top of a change that is near zero."""
+    return codec.encode(packet.meta, {"masked": packet.tensors()["masked"] + 2**21 - 2**17})
+
+
+def spoilt(packet: codec.Packet) -> bytes:
+    masked = packet.tensors()["masked"]
+    rubbish = np.random.default_rng(0).integers(-(2**31), 2**31, masked.numel(), dtype=np.int32)
+    return codec.encode(packet.meta, {"masked": torch.from_numpy(rubbish)})
+
+
+def heard(outcomes: dict[int, Outcome]) -> set[int]:
+    return {n for n, one in outcomes.items() if one.reason is None and one.result.lost is None}
+
+
+def test_compared_sums_of_honest_devices_are_that_of_all(quick: None, tmp_path: Path) -> None:
+    (whole,) = totals(run(secure_fleet(tmp_path, 12), 12))
+    parts = totals(run(secure_fleet(tmp_path, 12, secure=COMPARED), 12))
+    assert [part.devices for part in parts] == [4, 4, 4]
+    for name in whole.changes:
+        together = sum(part.changes[name] for part in parts)
+        assert torch.allclose(together, whole.changes[name], rtol=0, atol=1e-12)  # the same steps, added otherwise
+    assert sum(4 * part.loss for part in parts) / 12 == pytest.approx(whole.loss)
+
+
+def test_poison_stands_out_and_who_it_comes_from_is_found(quick: None, tmp_path: Path) -> None:
+    log: list[str] = []
+    engine = secure_fleet(tmp_path, 12, {5: changing("train", poisoned)}, secure=COMPARED, say=log.append)
+    first = run(engine, 12)
+    assert len(heard(first)) == 8 and 5 not in heard(first)
+    assert "times as far from the others as is usual among them" in first[5].result.lost
+    again = run(engine, 12)  # the same round: from sums over a, b, c and a, b, d one could tell how c differs from d
+    assert {one.reason for one in again.values()} == {
+        "it was in a sum of this round before: from two sums one could tell what it sent"
+    }
+    last = first
+    for round in range(1, 5):
+        last = run(engine, 12, round)
+        assert 5 not in heard(last)
+    assert heard(last) == set(range(12)) - {5}
+    assert "left out of this run's sums for a while" in str(last[5].reason)
+    assert [text for text in log if text.startswith("d5 was alone in a sum")] == [
+        "d5 was alone in a sum with devices whose sums are good, and it was bad once more: left out of the next 8"
+    ]
+
+
+def test_those_whose_sums_came_to_nothing_are_summed_again(quick: None, tmp_path: Path) -> None:
+    """Two of three sums are spoilt; in the round's later sums some of their honest devices are heard."""
+    spoiling = {1: changing("train", spoilt), 2: changing("train", spoilt)}
+    outcomes = run(secure_fleet(tmp_path, 12, spoiling, secure=COMPARED), 12)
+    assert not heard(outcomes) & set(spoiling)
+    assert {outcomes[number].result.times for number in heard(outcomes)} == {1, 2}
+    assert sum(total.devices for total in totals(outcomes)) == len(heard(outcomes)) == 8
+
+
+def test_a_round_without_devices_has_no_sums(tmp_path: Path) -> None:
+    """Differential privacy may sample none."""
+    assert run(secure_fleet(tmp_path, 1, secure=COMPARED), 0) == {}
+
+
+def test_who_is_lost_with_its_keys_is_in_no_group(quick: None, tmp_path: Path) -> None:
+    gone = {number: silent_from("keys") for number in range(4)}
+    outcomes = run(secure_fleet(tmp_path, 13, gone, secure=COMPARED), 13)
+    assert sorted(total.devices for total in totals(outcomes)) == [3, 3, 3]
 
 
 def test_who_lies_in_its_shares_is_in_no_further_sum(quick: None, tmp_path: Path) -> None:

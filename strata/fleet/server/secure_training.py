@@ -1,5 +1,6 @@
 """Training in secure sums: the four stages of fleet/protocol/secure_sum.py with the devices of a round, side by side
-for all sums of the round. A device that fails, lies or dies costs its own update, or its sum and that is made anew.
+for all sums of the round. A device that fails, lies or dies costs its own update, or its sum; sums that stand out among
+those of a round are not used (compared_sums.py).
 """
 
 from __future__ import annotations
@@ -7,8 +8,9 @@ from __future__ import annotations
 import math
 import secrets
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -24,21 +26,25 @@ from strata.federation.usual_change import UsualChange
 from strata.fleet.device.secure_work import LARGEST_LOSS
 from strata.fleet.protocol import codec
 from strata.fleet.protocol.failures import sentence
-from strata.fleet.protocol.secure_sum import Collector, Masked, SumFailed
+from strata.fleet.protocol.secure_sum import Collector, Masked, SumFailed, step_of
+from strata.fleet.server.compared_sums import standing_out
 from strata.fleet.server.messages import Answer, names, plain
-from strata.fleet.server.sum_groups import SumGroups
+from strata.fleet.server.sum_groups import COMPARABLE, SumGroups
 
 if TYPE_CHECKING:
     from strata.fleet.server.engine import FlowerEngine
     from strata.graph import Cut
 
+SEEN = "it was in a sum of this round before: from two sums one could tell what it sent"
+PASSES = 3  # of a round, at most: sums over those whose sums came to nothing
 STAGE_SECONDS = 300.0  # for an answer that takes no training; the run's own deadline where that is shorter
 
 
 @dataclass(frozen=True)
 class SecureTerms:
     """`fewest`: devices of a sum. `clip`: no value changes by more. `norm`: devices scale their change down to this L2
-    norm, for differential privacy. `factor`: a sum whose mean change is so many times the usual one is not used."""
+    norm, for differential privacy. `factor`: a sum whose mean change is so many times the usual one is not used, and
+    devices are in several sums that are compared; None: nothing is, and all are in one."""
 
     fewest: int
     clip: float
@@ -64,42 +70,106 @@ class OpenSum:
 class SecureTraining:
     def __init__(self, engine: FlowerEngine, terms: SecureTerms) -> None:
         self._engine, self._terms = engine, terms
-        self.groups = SumGroups(terms.fewest)
+        self.groups = SumGroups(terms.fewest, compared=terms.factor is not None)
         self._usual = None if terms.factor is None else UsualChange(terms.factor)
-        self._attempts = 0
+        self._round, self._attempt = -1, 0
+        self._seen: set[int] = set()  # devices in sums of this round that are known, used or not
+        self._lost: set[int] = set()  # places of devices whose sum came to nothing
+        self._tried: list[set[int]] = []  # who was summed with whom, for this answer
+        self._worked = Counter[int]()  # by place, how often each trained for this answer
 
     def run(self, jobs: Sequence[TrainJob], state: Mapping[str, Tensor]) -> Iterator[Outcome]:
+        """Where sums are compared, devices whose sum came to nothing are put into others, a few times: of those nobody
+        has learnt a thing. All sums of a round are held against each other at the end."""
         outcomes: dict[int, Outcome] = {}  # by the job's place
-        sums = self._sums(jobs, outcomes)
+        pools = self._pools(jobs, outcomes) if jobs else {}
+        made: list[tuple[OpenSum, np.ndarray]] = []
+        for _ in range(PASSES if self._usual is not None else 1):
+            if not pools:
+                break
+            for places in pools.values():
+                for index in places.values():
+                    outcomes.pop(index, None)
+            made += self._pass(pools, jobs, state, outcomes)
+            pools = self._again(pools)
+        self._judge(made, outcomes)
+        yield from (self._with_work(outcomes[index], index) for index in range(len(jobs)))
+
+    def _pools(self, jobs: Sequence[TrainJob], outcomes: dict[int, Outcome]) -> dict[Cut, dict[int, int]]:
+        """Of devices that can be asked, those that train the same cut, with their places."""
+        round = jobs[0].task.round
+        if round != self._round:
+            self._round, self._attempt, self._seen = round, 0, set()
+        self._worked.clear()
+        self._tried.clear()
+        alike: dict[Cut, dict[int, int]] = {}
+        left_out = self.groups.excused([job.task.device for job in jobs])
+        for index, job in enumerate(jobs):
+            device = job.task.device
+            found = SEEN if device in self._seen else left_out.get(device) or self._engine.askable(job)
+            if isinstance(found, str):
+                outcomes[index] = Outcome(index, None, found, sent=False)
+            else:
+                alike.setdefault(job.task.cut, {})[device] = index
+        fewest = self._terms.fewest
+        for places in [places for places in alike.values() if len(places) < fewest]:
+            few = f"{len(places)} of its kind in this round, and a sum is over at least {fewest} devices"
+            outcomes |= {index: Outcome(index, None, few, sent=False) for index in places.values()}
+        return {cut: places for cut, places in alike.items() if len(places) >= fewest}
+
+    def _pass(
+        self,
+        pools: Mapping[Cut, dict[int, int]],
+        jobs: Sequence[TrainJob],
+        state: Mapping[str, Tensor],
+        outcomes: dict[int, Outcome],
+    ) -> list[tuple[OpenSum, np.ndarray]]:
+        """The stages. Who is in which sum is known to nobody before all have given their keys."""
+        self._attempt += 1
+        self._lost.clear()
+        sums = [OpenSum(cut, places, self._collector(cut)) for cut, places in pools.items()]
         self._stage(sums, jobs, "keys", outcomes)
         sums = self._going_on(sums, outcomes, "begins", "gave their keys")
+        seed = derive(jobs[0].seed, "sums", self._round, self._attempt)
+        sums = [group for one in sums for group in self._grouped(one, str(seed))]
         self._stage(sums, jobs, "shares", outcomes)
         sums = self._going_on(sums, outcomes, "goes_on", "shared their secrets")
         self._train(sums, jobs, state, outcomes)
         sums = self._going_on(sums, outcomes, "can_end", "sent masked values", worked=True)
         self._stage(sums, jobs, "reveal", outcomes)
-        self._end(sums, outcomes)
-        yield from (outcomes[index] for index in range(len(jobs)))
+        return self._end(sums, outcomes)
 
-    def _sums(self, jobs: Sequence[TrainJob], outcomes: dict[int, Outcome]) -> list[OpenSum]:
-        """Of devices that can be asked, those that train the same cut."""
-        self._attempts += 1
-        alike: dict[Cut, dict[int, int]] = {}
-        for index, job in enumerate(jobs):
-            found = self._engine.askable(job)
-            if isinstance(found, str):
-                outcomes[index] = Outcome(index, None, found, sent=False)
-            else:
-                alike.setdefault(job.task.cut, {})[job.task.device] = index
+    def _collector(self, cut: Cut) -> Collector:
+        return Collector(self._terms.fewest, self._length(cut), self._terms.clip)
+
+    def _grouped(self, pool: OpenSum, seed: str) -> list[OpenSum]:
         made = []
-        for cut, places in alike.items():
-            groups, excused = self.groups.of(list(places), f"sums {jobs[0].task.round} {self._attempts}")
-            for device, reason in excused.items():
-                outcomes[places[device]] = Outcome(places[device], None, reason, sent=False)
-            for group in groups:
-                collector = Collector(self._terms.fewest, self._length(cut), self._terms.clip)
-                made.append(OpenSum(cut, {device: places[device] for device in group}, collector))
+        for group in self.groups.of(list(pool.collector.keys), seed):
+            members = {device: pool.members[device] for device in group}
+            one = OpenSum(pool.cut, members, self._collector(pool.cut), pool.id)
+            one.collector.keys = {device: pool.collector.keys[device] for device in group}
+            self._tried.append(set(group))
+            made.append(one)
         return made
+
+    def _again(self, pools: Mapping[Cut, dict[int, int]]) -> dict[Cut, dict[int, int]]:
+        """Those whose sums came to nothing, not by their own fault as far as anybody knows."""
+        found = {}
+        for cut, places in pools.items():
+            left = {
+                device: index
+                for device, index in places.items()
+                if index in self._lost and not self.groups.is_left_out(device)
+            }
+            if len(left) >= self._terms.fewest and set(left) not in self._tried:
+                found[cut] = left
+        return found
+
+    def _with_work(self, outcome: Outcome, index: int) -> Outcome:
+        times = self._worked[index]
+        if times < 2 or not isinstance(outcome.result, Summed):
+            return outcome
+        return replace(outcome, result=replace(outcome.result, times=times))
 
     def _length(self, cut: Cut) -> int:
         return sum(math.prod(cut.shapes[name]) for name in cut.trained) + self._terms.with_loss
@@ -183,6 +253,7 @@ class SecureTraining:
             self._engine.say(f"a sum over {self._named(one)} is {reason}")
             for device in still:
                 index = one.members[device]
+                self._lost.add(index)
                 lost = Summed(one.peaks.get(device, 0), lost=reason)
                 outcomes[index] = Outcome(index, lost) if worked else Outcome(index, None, reason, sent=False)
         return on
@@ -218,45 +289,78 @@ class SecureTraining:
                 _check(meta, jobs[outcome.index])
                 one.collector.take_masked(device, values, meta.get("wrong"))
                 one.peaks[device] = meta["peak_bytes"]
+                self._worked[outcome.index] += 1
             except Exception as error:  # what one device writes costs it its update, never the run
                 said = plain(error) if isinstance(error, codec.Malformed) else plain(f"not masked values ({error!r})")
                 outcomes[outcome.index] = Outcome(outcome.index, None, said)
                 self.groups.failed(device)
 
-    def _end(self, sums: list[OpenSum], outcomes: dict[int, Outcome]) -> None:
-        totals: list[tuple[OpenSum, SumOfChanges]] = []
+    def _end(self, sums: list[OpenSum], outcomes: dict[int, Outcome]) -> list[tuple[OpenSum, np.ndarray]]:
+        made = []
         for one in sums:
             try:
-                values = one.collector.total()
+                made.append((one, one.collector.total()))
             except SumFailed as error:
                 self._bar(error.liars)
-                self.groups.bad(error.suspects)
+                self._found(self.groups.bad(error.suspects))
                 self._lose(one, str(error), outcomes)
+                self._lost |= {one.members[device] for device in one.collector.masked if device not in error.liars}
                 continue
             self._bar(one.collector.lied)
-            totals.append((one, self._total(one, values)))
-        sizes = [_size(total) for _, total in totals]
-        if self._usual is not None:
-            for size in sizes:
-                self._usual.note(size)
-        for (one, total), size in zip(totals, sizes, strict=True):
-            unusual = None if self._usual is None else self._usual.problem(size)
-            if unusual is not None:
-                self.groups.bad(one.collector.masked)
-                self._lose(one, f"of its mean: {unusual}", outcomes)
-                continue
-            self.groups.good(one.collector.masked)
-            first = min(one.collector.masked, key=lambda device: one.members[device])
-            for device in one.collector.masked:
-                index = one.members[device]
-                outcomes[index] = Outcome(index, Summed(one.peaks[device], total if device == first else None))
+            self._seen |= set(one.collector.masked)
+        return made
+
+    def _judge(self, made: list[tuple[OpenSum, np.ndarray]], outcomes: dict[int, Outcome]) -> None:
+        by_cut: dict[Cut, list[tuple[OpenSum, np.ndarray]]] = {}
+        for one, values in made:
+            by_cut.setdefault(one.cut, []).append((one, values))
+        for alike in by_cut.values():
+            unusual = self._unusual(alike)
+            for place, (one, values) in enumerate(alike):
+                if place in unusual:
+                    self._found(self.groups.bad(one.collector.masked))
+                    self._lose(one, f"of its mean: {unusual[place]}", outcomes)
+                    continue
+                self.groups.good(one.collector.masked)
+                total = self._total(one, values)
+                first = min(one.collector.masked, key=lambda device: one.members[device])
+                for device in one.collector.masked:
+                    index = one.members[device]
+                    outcomes[index] = Outcome(index, Summed(one.peaks[device], total if device == first else None))
+
+    def _unusual(self, alike: list[tuple[OpenSum, np.ndarray]]) -> dict[int, str]:
+        """Of sums over devices that trained the same cut, those that are not to be used. Three can be compared with
+        each other; what was usual before counts where there are fewer."""
+        if self._usual is None:
+            return {}
+        means = [self._changes(values) / len(one.collector.masked) for one, values in alike]
+        sizes = [float(np.sqrt(np.square(mean).mean())) if mean.size else 0.0 for mean in means]
+        for size in sizes:
+            self._usual.note(size)
+        found = standing_out(means, step_of(self._terms.clip))
+        if len(means) < COMPARABLE:
+            found |= {
+                place: said for place, size in enumerate(sizes) if (said := self._usual.problem(size)) is not None
+            }
+        return found
+
+    def _changes(self, values: np.ndarray) -> np.ndarray:
+        """Without the loss."""
+        return values[: len(values) - self._terms.with_loss]
+
+    def _found(self, devices: Sequence[int]) -> None:
+        for device in devices:
+            self._engine.say(
+                f"{self._engine.names[device]} was alone in a sum with devices whose sums are good, and it was bad "
+                f"once more: left out of the next {self.groups.sits_out[device]}"
+            )
 
     def _total(self, one: OpenSum, values: np.ndarray) -> SumOfChanges:
         loss = None
         devices = len(one.collector.masked)
         if self._terms.with_loss:
             loss = float(values[-1]) / self._terms.clip * LARGEST_LOSS / devices
-        row = torch.from_numpy(values[: len(values) - self._terms.with_loss])
+        row = torch.from_numpy(self._changes(values))
         sizes = [math.prod(one.cut.shapes[name]) for name in one.cut.trained]
         parts = zip(one.cut.trained, row.split(sizes), strict=True)
         return SumOfChanges(devices, {name: part.view(one.cut.shapes[name]) for name, part in parts}, loss)
@@ -299,10 +403,3 @@ def _check(meta: Mapping[str, Any], job: TrainJob) -> None:
         raise codec.Malformed("it masked another device's update, or that of another cut")
     if not is_count(meta.get("peak_bytes")) or meta["peak_bytes"] > MOST_BYTES:
         raise codec.Malformed("its peak memory is none")
-
-
-def _size(total: SumOfChanges) -> float:
-    """Root mean square of the mean change, as of single updates in usual_change.py."""
-    squares = sum(float(change.square().sum()) for change in total.changes.values())
-    values = sum(change.numel() for change in total.changes.values())
-    return math.sqrt(squares / max(1, values)) / total.devices
