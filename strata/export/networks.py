@@ -184,19 +184,58 @@ def _dropout(new: Rewriting, node: fx.Node) -> fx.Node:
     return new.call(aten.mul.Tensor, x, mask)
 
 
+def _gelu(new: Rewriting, node: fx.Node) -> fx.Node:
+    return new.call(ops.gelu.default, node.args[0], _argument(node, 1, "approximate", "none") == "tanh")
+
+
+def _silu(new: Rewriting, node: fx.Node) -> fx.Node | None:
+    return None if _writes(node) and _is_view(node.args[0]) else new.call(ops.silu.default, node.args[0])
+
+
+def _softmax(new: Rewriting, node: fx.Node) -> fx.Node | None:
+    last = _shape(node.args[0])
+    if last is None or node.args[1] not in (-1, len(last) - 1) or _argument(node, 2, "dtype", None) is not None:
+        return None
+    return new.call(ops.softmax.default, _contiguous(new, node.args[0]))
+
+
+def _layer_norm(new: Rewriting, node: fx.Node) -> fx.Node:
+    x, shape = node.args[:2]
+    w, b = _argument(node, 2, "weight", None), _argument(node, 3, "bias", None)
+    eps = _argument(node, 4, "eps", 1e-5)
+    return new.item(new.call(ops.layer_norm.default, _contiguous(new, x), w, b, math.prod(shape), eps), 0)
+
+
+def _shape(node: Any) -> Any:
+    value = getattr(node, "meta", {}).get("val")
+    return None if value is None else value.shape
+
+
+def _contiguous(new: Rewriting, node: Any) -> fx.Node:
+    """Kernels of ours take elements one after another."""
+    return new.call(aten.contiguous.default, node)
+
+
 def _attention(new: Rewriting, node: fx.Node) -> fx.Node | None:
-    """In plain products."""
+    """By the kernel; with a mask or dropout in plain products."""
     query, key, value = node.args[:3]
     mask, dropout = _argument(node, 3, "attn_mask", None), _argument(node, 4, "dropout_p", 0.0)
     causal, scale = _argument(node, 5, "is_causal", False), node.kwargs.get("scale")
     if node.kwargs.get("enable_gqa"):
         return None
+    if mask is None and not dropout:
+        return new.call(plain_attention, query, key, value, causal, scale)
     weights = new.call(attention_weights, query, key, mask, causal, scale)
     if dropout:
         drawn = new.call(ops.dropout_mask.default, weights, float(dropout), new.dropouts)
         new.dropouts += 1
         weights = new.call(aten.mul.Tensor, weights, drawn)
     return new.call(aten.matmul.default, weights, value)
+
+
+def plain_attention(query: Tensor, key: Tensor, value: Tensor, causal: bool, scale: float | None) -> Tensor:
+    factor = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
+    return ops.attention(query.contiguous(), key.contiguous(), value.contiguous(), causal, factor)
 
 
 def attention_weights(query: Tensor, key: Tensor, mask: Tensor | None, causal: bool, scale: float | None) -> Tensor:
@@ -225,6 +264,11 @@ RULES: dict[Any, Rewrite] = {
     aten.avg_pool2d.default: _avg_pool2d,
     aten.max_pool2d.default: _max_pool2d,
     aten.adaptive_avg_pool2d.default: _adaptive_avg_pool2d,
+    aten.gelu.default: _gelu,
+    aten.silu.default: _silu,
+    aten.silu_.default: _silu,
+    aten.softmax.int: _softmax,
+    aten.layer_norm.default: _layer_norm,
     aten.dropout.default: _dropout,
     aten.dropout_.default: _dropout,
     aten.scaled_dot_product_attention.default: _attention,
