@@ -838,6 +838,51 @@ void spatial_mean_backward(Arguments a) {
   for (long q = 0; q < n * c; ++q) std::fill(out + q * h * w, out + (q + 1) * h * w, dy[q] / (h * w));
 }
 
+// --- parts of a dimension ---------------------------------------------------------------------------------------------
+
+struct Parts {  // a tensor as [outer, size, inner]
+  long outer = 1, inner = 1;
+  std::vector<executorch::aten::SizesType> sizes;
+  Parts(const Tensor& x, long dim) : sizes(x.sizes().begin(), x.sizes().end()) {
+    for (long i = 0; i < long(sizes.size()); ++i) (i < dim ? outer : inner) *= i == dim ? 1 : sizes[i];
+  }
+};
+
+// x, dim, start, end, step -> out
+void slice(Arguments a) {
+  long dim = a.integer(1), start = a.integer(2), end = a.integer(3), step = a.integer(4);
+  if (dim < 0 || dim >= a.tensor(0).dim() || start < 0 || end > a.size(0, dim) || start >= end || step < 1) {
+    a.context.fail(Error::InvalidArgument);
+    return;
+  }
+  Parts v(a.tensor(0), dim);
+  long size = v.sizes[dim], taken = (end - start + step - 1) / step;
+  v.sizes[dim] = taken;
+  const float* x = a.floats(0);
+  float* out = a.result(5, v.sizes.data(), v.sizes.size());
+  if (!out) return;
+  for (long o = 0; o < v.outer; ++o, x += size * v.inner)
+    for (long i = 0; i < taken; ++i, out += v.inner) memcpy(out, x + (start + i * step) * v.inner, v.inner * sizeof(float));
+}
+
+// dy, dim, size, start, step -> dx
+void slice_backward(Arguments a) {
+  long dim = a.integer(1), size = a.integer(2), start = a.integer(3), step = a.integer(4);
+  if (dim < 0 || dim >= a.tensor(0).dim() || start < 0 || step < 1 || start + (a.size(0, dim) - 1) * step >= size) {
+    a.context.fail(Error::InvalidArgument);
+    return;
+  }
+  Parts v(a.tensor(0), dim);
+  long taken = v.sizes[dim];
+  v.sizes[dim] = size;
+  const float* dy = a.floats(0);
+  float* out = a.result(5, v.sizes.data(), v.sizes.size());
+  if (!out) return;
+  std::fill(out, out + v.outer * size * v.inner, 0.f);
+  for (long o = 0; o < v.outer; ++o, out += size * v.inner)
+    for (long i = 0; i < taken; ++i, dy += v.inner) memcpy(out + (start + i * step) * v.inner, dy, v.inner * sizeof(float));
+}
+
 // --- the loss ---------------------------------------------------------------------------------------------------------
 
 // scores [n, classes], labels [n] -> mean cross-entropy, gradient
@@ -902,6 +947,8 @@ const Kernel KERNELS[] = {
     Kernel("strata::layer_norm_backward.out", boxed<layer_norm_backward>),
     Kernel("strata::attention.out", boxed<attention>),
     Kernel("strata::attention_backward.out", boxed<attention_backward>),
+    Kernel("strata::slice.out", boxed<slice>),
+    Kernel("strata::slice_backward.out", boxed<slice_backward>),
     Kernel("strata::dropout_mask.out", boxed<dropout_mask>),
     Kernel("strata::cross_entropy.out", boxed<cross_entropy>),
     Kernel("strata::add_to.out", boxed<add_to>),

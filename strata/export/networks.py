@@ -206,6 +206,42 @@ def _layer_norm(new: Rewriting, node: fx.Node) -> fx.Node:
     return new.item(new.call(ops.layer_norm.default, _contiguous(new, x), w, b, math.prod(shape), eps), 0)
 
 
+def _slice(new: Rewriting, node: fx.Node) -> fx.Node | None:
+    arguments = (*node.args[1:], *(0, None, None, 1)[len(node.args) - 1 :])
+    return None if node.kwargs or _is_written(node) else new.call(sliced, node.args[0], *arguments)
+
+
+def _select(new: Rewriting, node: fx.Node) -> fx.Node | None:
+    return None if node.kwargs or _is_written(node) else new.call(selected, *node.args)
+
+
+def _is_written(node: fx.Node) -> bool:
+    """Whether something may write to what it takes a part of, or to that part: then it has to stay a view."""
+    source = node.args[0]
+    users = [*node.users, *(source.users if isinstance(source, fx.Node) else ())]
+    return any(_writes(user) or _is_view(user) and any(map(_writes, user.users)) for user in users)
+
+
+def sliced(x: Tensor, dim: int, start: int | None, end: int | None, step: int) -> Tensor:
+    dim = dim % x.dim()
+    size = x.shape[dim]
+    if dim == 0 or not isinstance(size, int):  # samples, of which there may be any number
+        return aten.slice(x, dim, start, end, step)
+    first, last, step = slice(start, end, step).indices(size)
+    if (first, last, step) == (0, size, 1):
+        return x
+    return ops.slice(x.contiguous(), dim, first, last, step) if first < last else aten.slice(x, dim, start, end, step)
+
+
+def selected(x: Tensor, dim: int, index: int) -> Tensor:
+    dim = dim % x.dim()
+    size = x.shape[dim]
+    if dim == 0 or not isinstance(size, int):
+        return aten.select(x, dim, index)
+    index = index % size
+    return ops.slice(x.contiguous(), dim, index, index + 1, 1).squeeze(dim)
+
+
 def _shape(node: Any) -> Any:
     value = getattr(node, "meta", {}).get("val")
     return None if value is None else value.shape
@@ -269,6 +305,8 @@ RULES: dict[Any, Rewrite] = {
     aten.silu_.default: _silu,
     aten.softmax.int: _softmax,
     aten.layer_norm.default: _layer_norm,
+    aten.slice.Tensor: _slice,
+    aten.select.int: _select,
     aten.dropout.default: _dropout,
     aten.dropout_.default: _dropout,
     aten.scaled_dot_product_attention.default: _attention,

@@ -64,6 +64,8 @@ _SCHEMAS = {  # arguments, and the names of the results
         "Tensor dy, Tensor q, Tensor k, Tensor v, bool causal, float scale",
         ("dq", "dk", "dv"),
     ),
+    "slice": ("Tensor x, int dim, int start, int end, int step", ("out",)),
+    "slice_backward": ("Tensor dy, int dim, int size, int start, int step", ("out",)),
     "dropout_mask": ("Tensor x, float p, int number", ("out",)),
     "cross_entropy": ("Tensor scores, Tensor labels", ("loss", "gradient")),
     "add_to": ("Tensor gradient, int slot", ("out",)),
@@ -298,6 +300,18 @@ def attention_backward(
     return by_scores @ k, by_scores.transpose(-2, -1) @ q, weights.transpose(-2, -1) @ dy
 
 
+def slice_(x: Tensor, dim: int, start: int, end: int, step: int) -> Tensor:
+    """0 <= start < end <= the dimension's size."""
+    return aten.slice(x, dim, start, end, step).clone(memory_format=torch.contiguous_format)
+
+
+def slice_backward(dy: Tensor, dim: int, size: int, start: int, step: int) -> Tensor:
+    """Zeros but for what was taken: torch's own is taken apart into three tensors of the whole size."""
+    out = dy.new_zeros([*dy.shape[:dim], size, *dy.shape[dim + 1 :]])
+    aten.slice(out, dim, start, start + (dy.shape[dim] - 1) * step + 1, step).copy_(dy)
+    return out
+
+
 def dropout_mask(x: Tensor, p: float, number: int) -> Tensor:
     """Zeros where a value is dropped, 1 / (1 - p) elsewhere. `number`: of the dropout in its network. Kernels draw from
     the training's seed; torch's own generator is another."""
@@ -388,13 +402,18 @@ _SHAPES: dict[Any, Any] = {
     attention_backward: lambda dy, q, k, v, causal, scale: (
         torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
     ),
+    slice_: lambda x, dim, start, end, step: x.new_empty(
+        [*x.shape[:dim], -(-(end - start) // step), *x.shape[dim + 1 :]]
+    ),
+    slice_backward: lambda dy, dim, size, start, step: dy.new_empty([*dy.shape[:dim], size, *dy.shape[dim + 1 :]]),
     dropout_mask: _same_shape,
     cross_entropy: lambda scores, labels: (scores.new_empty([]), torch.empty_like(scores)),
     add_to: lambda gradient, slot: gradient.new_empty([1]),
 }  # fmt: skip
 for _function, _shape in _SHAPES.items():
-    _library.impl(_function.__name__, _function, "CPU")
-    torch.library.register_fake(f"strata::{_function.__name__}", _shape, lib=_library)
+    _name = _function.__name__.removesuffix("_")
+    _library.impl(_name, _function, "CPU")
+    torch.library.register_fake(f"strata::{_name}", _shape, lib=_library)
 
 
 # --- their gradients ---------------------------------------------------------------------------------------------
@@ -497,6 +516,11 @@ _with_gradient(
     "spatial_mean",
     lambda inputs, output: ((), (inputs[0].shape[2], inputs[0].shape[3])),
     lambda saved, rest, wanted, dy: ops.spatial_mean_backward(dy, *rest),
+)
+_with_gradient(
+    "slice",
+    lambda inputs, output: ((), (inputs[1], inputs[0].shape[inputs[1]], inputs[2], inputs[4])),
+    lambda saved, rest, wanted, dy: (ops.slice_backward(dy, *rest), None, None, None, None),
 )
 _with_gradient("layer_norm", _layer_norm_keep, _layer_norm_backward)
 _with_gradient(
