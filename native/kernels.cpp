@@ -675,38 +675,80 @@ struct Heads {  // [..., queries, d] by [..., keys, d], values [..., keys, e]
   long seen(long query, bool causal) const { return causal ? std::min(query + 1, keys) : keys; }
 };
 
-void weights_row(float* row, const float* q, const float* k, long count, long d, float scale) {
+// What queries see, as booleans, or what is added to their scores; of size 1 along some dimensions, or none at all.
+struct Mask {
+  const bool* seen = nullptr;
+  const float* added = nullptr;
+  std::vector<long> sizes, steps;  // of the dimensions before the last two: the weights' sizes, and elements in the mask
+  long by_query = 0, by_key = 0;
+
+  Mask(const Arguments& a, int at, const Tensor& q) {
+    if (a.values[at]->isNone()) return;
+    const Tensor& m = a.tensor(at);
+    if (m.scalar_type() == executorch::aten::ScalarType::Bool) seen = m.const_data_ptr<bool>();
+    else added = m.const_data_ptr<float>();
+    long step = 1, dims = q.dim();
+    sizes.assign(size_t(dims - 2), 1), steps.assign(size_t(dims - 2), 0);
+    for (long i = 0; i < dims - 2; ++i) sizes[i] = q.size(i);
+    for (long i = dims - 1, j = m.dim() - 1; j >= 0 && i >= 0; --i, --j) {
+      long own = m.size(j) == 1 ? 0 : step;
+      if (i == dims - 1) by_key = own;
+      else if (i == dims - 2) by_query = own;
+      else steps[i] = own;
+      step *= m.size(j);
+    }
+  }
+  // of head n in the order of the queries' dimensions
+  long start(long n) const {
+    long at = 0;
+    for (long i = long(sizes.size()) - 1; i >= 0; n /= sizes[i], --i) at += n % sizes[i] * steps[i];
+    return at;
+  }
+  void apply(float* row, long from, long count) const {
+    for (long j = 0; seen && j < count; ++j)
+      if (!seen[from + j * by_key]) row[j] = -std::numeric_limits<float>::infinity();
+    for (long j = 0; added && j < count; ++j) row[j] += added[from + j * by_key];
+  }
+};
+
+void weights_row(float* row, const float* q, const float* k, long count, long d, float scale, const Mask& mask, long from) {
   for (long j = 0; j < count; ++j) row[j] = dot(q, k + j * d, d) * scale;
-  softmax_row(row, count);
+  mask.apply(row, from, count);
+  if (*std::max_element(row, row + count) == -std::numeric_limits<float>::infinity())
+    std::fill(row, row + count, 0.f);  // a query that sees nothing
+  else
+    softmax_row(row, count);
 }
 
-// q, k, v, causal, scale -> out; a row of weights at a time
+// q, k, v, mask, causal, scale -> out; a row of weights at a time
 void attention(Arguments a) {
   Heads h(a.tensor(0), a.tensor(1), a.tensor(2));
   const float *q = a.floats(0), *k = a.floats(1), *v = a.floats(2);
-  bool causal = a.boolean(3);
-  float scale = float(a.real(4));
+  Mask mask(a, 3, a.tensor(0));
+  bool causal = a.boolean(4);
+  float scale = float(a.real(5));
   auto given = a.tensor(0).sizes();
   std::vector<executorch::aten::SizesType> sizes(given.begin(), given.end());
   sizes.back() = h.e;
-  float *out = a.result(5, sizes.data(), sizes.size()), *row = room(h.keys);
+  float *out = a.result(6, sizes.data(), sizes.size()), *row = room(h.keys);
   if (!out) return;
   for (long n = 0; n < h.heads; ++n, k += h.keys * h.d, v += h.keys * h.e)
     for (long i = 0; i < h.queries; ++i, q += h.d, out += h.e) {
       long count = h.seen(i, causal);
-      weights_row(row, q, k, count, h.d, scale);
+      weights_row(row, q, k, count, h.d, scale, mask, mask.start(n) + i * mask.by_query);
       std::fill(out, out + h.e, 0.f);
       for (long j = 0; j < count; ++j) add_scaled(out, v + j * h.e, row[j], h.e);
     }
 }
 
-// dy, q, k, v, causal, scale -> dq, dk, dv; dq may lie on dy or q
+// dy, q, k, v, mask, causal, scale -> dq, dk, dv; dq may lie on dy or q
 void attention_backward(Arguments a) {
   Heads h(a.tensor(1), a.tensor(2), a.tensor(3));
   const float *dy = a.floats(0), *q = a.floats(1), *k = a.floats(2), *v = a.floats(3);
-  bool causal = a.boolean(4);
-  float scale = float(a.real(5));
-  float *dq = a.like(6, 1), *dk = a.like(7, 2), *dv = a.like(8, 3), *row = room(2 * h.keys + h.d), *by = row + h.keys;
+  Mask mask(a, 4, a.tensor(1));
+  bool causal = a.boolean(5);
+  float scale = float(a.real(6));
+  float *dq = a.like(7, 1), *dk = a.like(8, 2), *dv = a.like(9, 3), *row = room(2 * h.keys + h.d), *by = row + h.keys;
   if (!dq || !dk || !dv) return;
   float* own = by + h.keys;  // of one query, until nothing needs dy or q any more
   std::fill(dk, dk + h.heads * h.keys * h.d, 0.f);
@@ -714,7 +756,7 @@ void attention_backward(Arguments a) {
   for (long n = 0; n < h.heads; ++n, k += h.keys * h.d, v += h.keys * h.e, dk += h.keys * h.d, dv += h.keys * h.e)
     for (long i = 0; i < h.queries; ++i, q += h.d, dy += h.e, dq += h.d) {
       long count = h.seen(i, causal);
-      weights_row(row, q, k, count, h.d, scale);
+      weights_row(row, q, k, count, h.d, scale, mask, mask.start(n) + i * mask.by_query);
       for (long j = 0; j < count; ++j) by[j] = dot(dy, v + j * h.e, h.e);
       float along = dot(row, by, count);
       std::fill(own, own + h.d, 0.f);

@@ -13,6 +13,7 @@ from strata.export.operators import ops
 from strata.graph.batch_norms import MEAN, VARIANCE
 
 aten = torch.ops.aten
+WHOLE = 2**63 - 1  # to the end, as torch writes x[:]
 Rewrite = Callable[["Rewriting", fx.Node], "fx.Node | None"]  # what takes the node's place; None: it stays
 
 
@@ -225,6 +226,8 @@ def _is_written(node: fx.Node) -> bool:
 def sliced(x: Tensor, dim: int, start: int | None, end: int | None, step: int) -> Tensor:
     dim = dim % x.dim()
     size = x.shape[dim]
+    if start in (None, 0) and end in (None, WHOLE) and step == 1:
+        return x
     if dim == 0 or not isinstance(size, int):  # samples, of which there may be any number
         return aten.slice(x, dim, start, end, step)
     first, last, step = slice(start, end, step).indices(size)
@@ -253,14 +256,14 @@ def _contiguous(new: Rewriting, node: Any) -> fx.Node:
 
 
 def _attention(new: Rewriting, node: fx.Node) -> fx.Node | None:
-    """By the kernel; with a mask or dropout in plain products."""
+    """By the kernel; with dropout or a mask that is learned in plain products."""
     query, key, value = node.args[:3]
     mask, dropout = _argument(node, 3, "attn_mask", None), _argument(node, 4, "dropout_p", 0.0)
     causal, scale = _argument(node, 5, "is_causal", False), node.kwargs.get("scale")
     if node.kwargs.get("enable_gqa"):
         return None
-    if mask is None and not dropout:
-        return new.call(plain_attention, query, key, value, causal, scale)
+    if not dropout:
+        return new.call(plain_attention, query, key, value, mask, causal, scale)
     weights = new.call(attention_weights, query, key, mask, causal, scale)
     if dropout:
         drawn = new.call(ops.dropout_mask.default, weights, float(dropout), new.dropouts)
@@ -269,9 +272,14 @@ def _attention(new: Rewriting, node: fx.Node) -> fx.Node | None:
     return new.call(aten.matmul.default, weights, value)
 
 
-def plain_attention(query: Tensor, key: Tensor, value: Tensor, causal: bool, scale: float | None) -> Tensor:
+def plain_attention(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, causal: bool, scale: float | None
+) -> Tensor:
+    if mask is not None and (mask.requires_grad or mask.dtype not in (torch.bool, torch.float32)):
+        return attention_weights(query, key, mask, causal, scale) @ value
     factor = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
-    return ops.attention(query.contiguous(), key.contiguous(), value.contiguous(), causal, factor)
+    seen = None if mask is None else mask.contiguous()
+    return ops.attention(query.contiguous(), key.contiguous(), value.contiguous(), seen, causal, factor)
 
 
 def attention_weights(query: Tensor, key: Tensor, mask: Tensor | None, causal: bool, scale: float | None) -> Tensor:

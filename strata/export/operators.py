@@ -59,9 +59,9 @@ _SCHEMAS = {  # arguments, and the names of the results
         "Tensor dy, Tensor x, Tensor mean, Tensor invstd, Tensor? w, int width",
         ("dx", "dw", "db"),
     ),
-    "attention": ("Tensor q, Tensor k, Tensor v, bool causal, float scale", ("out",)),
+    "attention": ("Tensor q, Tensor k, Tensor v, Tensor? mask, bool causal, float scale", ("out",)),
     "attention_backward": (
-        "Tensor dy, Tensor q, Tensor k, Tensor v, bool causal, float scale",
+        "Tensor dy, Tensor q, Tensor k, Tensor v, Tensor? mask, bool causal, float scale",
         ("dq", "dk", "dv"),
     ),
     "slice": ("Tensor x, int dim, int start, int end, int step", ("out",)),
@@ -277,24 +277,27 @@ def layer_norm_backward(
     return dx.reshape(x.shape), (given * normed).sum(0), given.sum(0)
 
 
-def _weights(q: Tensor, k: Tensor, causal: bool, scale: float) -> Tensor:
+def _weights(q: Tensor, k: Tensor, mask: Tensor | None, causal: bool, scale: float) -> Tensor:
     scores = q @ k.transpose(-2, -1) * scale
+    if mask is not None:
+        scores = scores.masked_fill(~mask, float("-inf")) if mask.dtype == torch.bool else scores + mask
     if causal:
         seen = torch.ones(scores.shape[-2:], dtype=torch.bool).tril()
         scores = scores.masked_fill(~seen, float("-inf"))
-    return scores.softmax(-1)
+    return scores.softmax(-1).nan_to_num(0.0)  # a query that sees nothing
 
 
-def attention(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float) -> Tensor:
-    """[N, H, queries, D] of [N, H, keys, D]. The kernel holds one row of weights at a time."""
-    return _weights(q, k, causal, scale) @ v
+def attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool, scale: float) -> Tensor:
+    """[N, H, queries, D] of [N, H, keys, D]. The kernel holds one row of weights at a time. `mask`: of what is seen, or
+    numbers to add; its sizes are those of the weights, or 1."""
+    return _weights(q, k, mask, causal, scale) @ v
 
 
 def attention_backward(
-    dy: Tensor, q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float
+    dy: Tensor, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool, scale: float
 ) -> tuple[Tensor, Tensor, Tensor]:
     """With the weights computed once more: a map of queries by keys is never kept, nor is the result."""
-    weights = _weights(q, k, causal, scale)
+    weights = _weights(q, k, mask, causal, scale)
     by_weights = dy @ v.transpose(-2, -1)
     by_scores = weights * (by_weights - (weights * by_weights).sum(-1, keepdim=True)) * scale
     return by_scores @ k, by_scores.transpose(-2, -1) @ q, weights.transpose(-2, -1) @ dy
@@ -398,8 +401,8 @@ _SHAPES: dict[Any, Any] = {
     layer_norm_backward: lambda dy, x, mean, invstd, w, width: (
         torch.empty_like(x), x.new_empty([width]), x.new_empty([width])
     ),
-    attention: lambda q, k, v, causal, scale: q.new_empty([*q.shape[:-1], v.shape[-1]]),
-    attention_backward: lambda dy, q, k, v, causal, scale: (
+    attention: lambda q, k, v, mask, causal, scale: q.new_empty([*q.shape[:-1], v.shape[-1]]),
+    attention_backward: lambda dy, q, k, v, mask, causal, scale: (
         torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
     ),
     slice_: lambda x, dim, start, end, step: x.new_empty(
@@ -525,9 +528,11 @@ _with_gradient(
 _with_gradient("layer_norm", _layer_norm_keep, _layer_norm_backward)
 _with_gradient(
     "attention",
-    lambda inputs, output: (inputs[:3], inputs[3:]),
-    lambda saved, rest, wanted, dy: (*ops.attention_backward(dy, *saved, *rest), None, None),
-)
+    lambda inputs, output: ([one for one in inputs[:4] if one is not None], inputs[4:]),
+    lambda saved, rest, wanted, dy: (
+        *ops.attention_backward(dy, *saved[:3], saved[3] if len(saved) == 4 else None, *rest), None, None, None
+    ),
+)  # fmt: skip
 _with_gradient(
     "gelu",
     lambda inputs, output: (inputs[:1], inputs[1]),

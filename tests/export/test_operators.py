@@ -11,6 +11,7 @@ from torch.nn import functional
 
 from strata.export.operators import ops
 
+SEEN = torch.tensor([[1, 1, 0, 1, 0], [0, 1, 1, 1, 1], [1, 0, 0, 0, 0]], dtype=torch.bool).view(1, 1, 3, 5)
 CASES: dict[str, tuple[Callable[..., Tensor], Callable[..., Tensor], list[list[int]]]] = {
     "gelu": (lambda x: ops.gelu(x, False), functional.gelu, [[3, 5]]),
     "gelu tanh": (lambda x: ops.gelu(x, True), lambda x: functional.gelu(x, approximate="tanh"), [[3, 5]]),
@@ -28,12 +29,17 @@ CASES: dict[str, tuple[Callable[..., Tensor], Callable[..., Tensor], list[list[i
         [[2, 3, 5]],
     ),
     "attention": (
-        lambda q, k, v: ops.attention(q, k, v, False, 0.5),
+        lambda q, k, v: ops.attention(q, k, v, None, False, 0.5),
         lambda q, k, v: functional.scaled_dot_product_attention(q, k, v, scale=0.5),
         [[2, 2, 3, 4], [2, 2, 5, 4], [2, 2, 5, 4]],
     ),
+    "masked attention": (
+        lambda q, k, v: ops.attention(q, k, v, SEEN, False, 0.5),
+        lambda q, k, v: functional.scaled_dot_product_attention(q, k, v, attn_mask=SEEN, scale=0.5),
+        [[2, 2, 3, 4], [2, 2, 5, 4], [2, 2, 5, 4]],
+    ),
     "causal attention": (
-        lambda q, k, v: ops.attention(q, k, v, True, 0.5),
+        lambda q, k, v: ops.attention(q, k, v, None, True, 0.5),
         lambda q, k, v: functional.scaled_dot_product_attention(q, k, v, is_causal=True, scale=0.5),
         [[2, 2, 5, 4], [2, 2, 5, 4], [2, 2, 5, 4]],
     ),
