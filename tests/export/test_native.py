@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 from collections.abc import Callable
@@ -167,7 +168,7 @@ def test_on_another_processor(folder: Path, tmp_path: Path) -> None:
     """What `make native-arm64` has built, under qemu: the same training, up to rounding."""
     built = Path(__file__).parents[2] / "native" / "build-arm64"
     qemu = shutil.which("qemu-aarch64") or shutil.which("qemu-aarch64-static")
-    root = Path("/usr/aarch64-linux-gnu")
+    root = Path(os.environ.get("QEMU_LD_PREFIX", "/usr/aarch64-linux-gnu"))
     if qemu is None or not (built / "pocket").exists() or not root.exists():
         pytest.skip("there is no qemu-user, no aarch64 libraries or no build of make native-arm64")
     found = []
@@ -347,6 +348,31 @@ def test_damaged_steps_are_refused(folder: Path, tmp_path: Path) -> None:
     said = subprocess.run([folder / "pocket", str(tmp_path)], capture_output=True, text=True)
     assert (said.returncode, said.stderr.count("\n")) == (2, 1)
     assert "cut short" in said.stderr
+
+
+def test_steps_of_a_run_and_levels(native: Path, tmp_path: Path) -> None:
+    """--run, --step all and --level, of a network whose plans have several steps."""
+    base = "--model tests.device.nets:even --data digits --method slt --batch 32 --rounds 3"
+    run, out = tmp_path / "run", tmp_path / "out"
+    assert main(["run", *base.split(), *f"--budget 1800KiB --devices 60 --per-round 1 --out {run}".split()]) == 0
+    steps = json.loads((run / "plan.json").read_text())["steps"]
+    assert len(steps) > 1
+    assert main(["export", *f"--run {run} --step all --samples 64 --out {out}".split()]) == 0
+    found = load_file(run / "model.safetensors")
+    for number in range(len(steps)):
+        manifest = read_manifest(out / f"step-{number}")
+        assert (manifest["step"], manifest["steps"]) == (number, len(steps))
+        assert manifest["bytes"]["total"] <= 1.03 * 1800 * 1024
+        for name, one in load_file(out / f"step-{number}" / "weights.safetensors").items():
+            kept = tuple(slice(size) for size in one.shape)
+            np.testing.assert_array_equal(one, found[name][kept])
+    frozen = [len(read_manifest(out / f"step-{number}")["frozen"]) for number in range(len(steps))]
+    assert frozen == sorted(frozen) and frozen[-1] > 0
+    levels = f"--budget 1800KiB,6MiB --step 0 --level 1 --samples 64 --out {tmp_path / 'level'}"
+    assert main(["export", *base.split(), *levels.split()]) == 0
+    manifest = read_manifest(tmp_path / "level" / "step-0")
+    assert manifest["level"] == 1
+    assert manifest["bytes"]["total"] <= 1.03 * (6 << 20)
 
 
 def test_refusals_of_the_command_line(native: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
