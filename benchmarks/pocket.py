@@ -3,10 +3,10 @@
     .venv/bin/python -m benchmarks.pocket                      all of it: run it on a quiet machine, about half an hour
     .venv/bin/python -m benchmarks.pocket --networks vgg,hf_vit --cuts full,slt --trials 0      without times
 
-Needs `make native`. Random weights and inputs, one thread. A line is printed as soon as it is known. Times are processor
-time of a training step (forward, loss, backward, SGD), the median of `--trials` after two that do not count; torch's is
-the plain submodel as Strata lays it out. The exit code is 1 if a step is more than 3 % above its plan or a gradient is off
-by more than 1e-3.
+Needs `make native`. Random weights and inputs, one thread. A line is printed as soon as it is known. Times are
+processor time of a training step (forward, loss, backward, SGD), the median of `--trials` after two that do not count;
+torch's is the plain submodel as Strata lays it out. The exit code is 1 if a step is more than 3 % above its plan or a
+gradient is off by more than 1e-3.
 """
 
 from __future__ import annotations
@@ -167,8 +167,8 @@ def main() -> int:
             if not asked.json:
                 times = " | ".join(f"{row[key]:.1f}" if key in row else "" for key in ("native_ms", "torch_ms"))
                 print(
-                    f"| {name} | {kind} | {row['total'] / 2**20:.2f} MiB | {row['peak'] / 2**20:.2f} MiB | {row['off']:+.1%} | "
-                    f"{row['arena'] / 2**20:.2f} MiB | {row['loss_off']:.0e} | {row['gradient_off']:.0e} | {times} |",
+                    f"| {name} | {kind} | {row['total'] / 2**20:.2f} MiB | {row['peak'] / 2**20:.2f} MiB | "
+                    f"{row['off']:+.1%} | {row['arena'] / 2**20:.2f} MiB | {row['loss_off']:.0e} | {row['gradient_off']:.0e} | {times} |",
                     flush=True,
                 )
     if asked.json:

@@ -253,9 +253,7 @@ def softmax_backward(dy: Tensor, y: Tensor) -> Tensor:
     return y * (dy - (dy * y).sum(-1, keepdim=True))
 
 
-def layer_norm(
-    x: Tensor, w: Tensor | None, b: Tensor | None, width: int, eps: float
-) -> tuple[Tensor, Tensor, Tensor]:
+def layer_norm(x: Tensor, w: Tensor | None, b: Tensor | None, width: int, eps: float) -> tuple[Tensor, Tensor, Tensor]:
     """Rows of `width` elements, which may be several dimensions; a mean and a factor for each row."""
     rows = x.reshape(-1, width)
     mean = rows.mean(1)
@@ -485,7 +483,9 @@ def _layer_norm_keep(inputs: Any, output: Any) -> Any:
 def _layer_norm_backward(saved: Any, rest: Any, wanted: Sequence[bool], dy: Tensor, *others: Any) -> Any:
     (x, mean, invstd, *w), (width, shapes) = saved, rest
     dx, *affine = ops.layer_norm_backward(dy, x, mean, invstd, w[0] if w else None, width)
-    found = [one.view(shape) if wanted[1 + i] else None for i, (one, shape) in enumerate(zip(affine, shapes, strict=True))]
+    found = [
+        one.view(shape) if wanted[1 + i] else None for i, (one, shape) in enumerate(zip(affine, shapes, strict=True))
+    ]
     return dx if wanted[0] else None, *found, None, None
 
 

@@ -74,9 +74,7 @@ class Verification:
                 f"training within {self.curve:.1g} (torch's float32: {self.own_curve:.1g})"
             )
         held = "" if self.counted else ", NOT as the manifest says"
-        return (
-            f"{verdict} against torch over {self.batches} batches: {found}; memory {self.memory:+.1%} of the plan's{held}"
-        )
+        return f"{verdict} against torch over {self.batches} batches: {found}; memory {self.memory:+.1%} of the plan's{held}"
 
     def to_json(self) -> dict[str, Any]:
         names = (

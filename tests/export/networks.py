@@ -111,9 +111,7 @@ class OddRows(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.norm1(self.patches(x).flatten(2).transpose(1, 2))
-        heads = [
-            one(x).view(x.shape[0], 16, 2, -1).transpose(1, 2) for one in (self.query, self.key, self.value)
-        ]
+        heads = [one(x).view(x.shape[0], 16, 2, -1).transpose(1, 2) for one in (self.query, self.key, self.value)]
         mixed = functional.scaled_dot_product_attention(*heads, is_causal=True, scale=0.7)
         seen = (heads[0][:, :1] @ heads[1][:, :1].transpose(2, 3) > -1).detach()  # [b, 1, 16, 16]: of each sample
         mixed = mixed + functional.scaled_dot_product_attention(*heads, attn_mask=seen)
