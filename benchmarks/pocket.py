@@ -166,11 +166,10 @@ def main() -> int:
             held = held and row["off"] <= MORE and row["gradient_off"] <= GRADIENT
             if not asked.json:
                 times = " | ".join(f"{row[key]:.1f}" if key in row else "" for key in ("native_ms", "torch_ms"))
-                print(
-                    f"| {name} | {kind} | {row['total'] / 2**20:.2f} MiB | {row['peak'] / 2**20:.2f} MiB | "
-                    f"{row['off']:+.1%} | {row['arena'] / 2**20:.2f} MiB | {row['loss_off']:.0e} | {row['gradient_off']:.0e} | {times} |",
-                    flush=True,
-                )
+                sizes = " | ".join(f"{row[key] / 2**20:.2f} MiB" for key in ("total", "peak"))
+                errors = f"{row['loss_off']:.0e} | {row['gradient_off']:.0e}"
+                arena = f"{row['arena'] / 2**20:.2f} MiB"
+                print(f"| {name} | {kind} | {sizes} | {row['off']:+.1%} | {arena} | {errors} | {times} |", flush=True)
     if asked.json:
         print(json.dumps({**where, "rows": rows}, indent=1))
     return 0 if held else 1

@@ -2,8 +2,9 @@
 
 torch computes in double precision. Float32 differs from that by what it rounds, and by ReLUs: where a value lies within
 rounding of zero its gradient is there or not, and in a narrow network one of a million moves the whole gradient by half
-a percent (tests/training/test_rounding.py). From such a batch on, two trainings part. So every batch is compared on its own, from
-torch's weights, and the curve of a whole training is to be as near to double precision's as that of torch's float32.
+a percent (tests/training/test_rounding.py). From such a batch on, two trainings part. So every batch is compared on
+its own, from torch's weights, and the curve of a whole training is to be as near to double precision's as that of
+torch's float32.
 """
 
 from __future__ import annotations
@@ -74,7 +75,8 @@ class Verification:
                 f"training within {self.curve:.1g} (torch's float32: {self.own_curve:.1g})"
             )
         held = "" if self.counted else ", NOT as the manifest says"
-        return f"{verdict} against torch over {self.batches} batches: {found}; memory {self.memory:+.1%} of the plan's{held}"
+        memory = f"memory {self.memory:+.1%} of the plan's{held}"
+        return f"{verdict} against torch over {self.batches} batches: {found}; {memory}"
 
     def to_json(self) -> dict[str, Any]:
         names = (

@@ -1,4 +1,4 @@
-"""Which step programs a thin device takes: those that the server of its fleet has signed, whole. No ExecuTorch needed."""
+"""Which step programs a thin device takes: those that its fleet's server has signed, whole. No ExecuTorch needed."""
 
 from __future__ import annotations
 
