@@ -201,7 +201,8 @@ def _softmax(new: Rewriting, node: fx.Node) -> fx.Node | None:
 
 
 def _layer_norm(new: Rewriting, node: fx.Node) -> fx.Node:
-    x, shape = node.args[:2]
+    arguments: tuple[Any, ...] = node.args
+    x, shape = arguments[:2]
     w, b = _argument(node, 2, "weight", None), _argument(node, 3, "bias", None)
     eps = _argument(node, 4, "eps", 1e-5)
     return new.item(new.call(ops.layer_norm.default, _contiguous(new, x), w, b, math.prod(shape), eps), 0)
