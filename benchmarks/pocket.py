@@ -6,7 +6,7 @@
 Needs `make native`. Random weights and inputs, one thread. A line is printed as soon as it is known. Times are
 processor time of a training step (forward, loss, backward, SGD), the median of `--trials` after two that do not count;
 torch's is the plain submodel as Strata lays it out. The exit code is 1 if a step is more than 3 % above its plan or a
-gradient is off by more than 1e-3.
+gradient is off by more than 1e-2.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ from strata.graph.inputs import images_last
 from tests.networks import NETWORKS
 
 SHOWN = ("resnet20", "resnet44", "resnet56", "densenet40", "mobilenet", "vgg", "gated", "hf_vit")
-MORE, GRADIENT = 0.03, 1e-3
+MORE = 0.03
+GRADIENT = 1e-2  # rounding makes 1e-6, one ReLU that it flips up to 4e-3 (tests/training/test_rounding.py)
 BATCH = 8
 
 

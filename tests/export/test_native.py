@@ -150,6 +150,18 @@ def folder(native: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
+def test_twenty_batches_follow_the_curve_of_double_precision(
+    native: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """Of a network without ReLUs, where rounding does not grow (tests/training/test_rounding.py)."""
+    command = "export --model tests.export.networks:SmallGated --data digits --method fedavg --lr 0.05 --batch 16"
+    code = main([*command.split(), "--samples", "320", "--verify", "--json", "--out", str(tmp_path)])
+    found = json.loads(capsys.readouterr().out)["steps"][0]["verification"]
+    assert (code, found["batches"]) == (0, 20)
+    assert found["curve"] <= 1e-4
+    assert found["own_curve"] <= 1e-4
+
+
 def test_the_program_trains_it_in_little_memory(folder: Path) -> None:
     said = subprocess.run([folder / "pocket", "--json", "--epochs", "3"], capture_output=True, text=True, check=True)
     found = json.loads(said.stdout)
