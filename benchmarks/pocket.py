@@ -96,7 +96,7 @@ def case(name: str, kind: str, trials: int, batch: int) -> dict[str, Any]:
         gradient = begun.astype(np.float64) - step.read(TRAINED)
         sub = checked_graph.submodel(checked_cut, checked_cut.extract(model.state_dict())).train().double()
         wanted_loss = functional.cross_entropy(sub(x.double()), y)
-        wanted_loss.backward()  # type: ignore[no-untyped-call]
+        wanted_loss.backward()
         own = dict(sub.named_parameters())
         wanted = np.concatenate([own[one].grad.flatten().numpy() for one in checked.names["trained"]])  # type: ignore[union-attr]
         found["loss_off"] = abs(loss / wanted_loss.item() - 1)
@@ -128,7 +128,7 @@ def torch_step(
 
     def step() -> None:
         sgd.zero_grad()
-        functional.cross_entropy(module(inputs), y).backward()  # type: ignore[no-untyped-call]
+        functional.cross_entropy(module(inputs), y).backward()
         sgd.step()
 
     return step
