@@ -6,7 +6,7 @@
 Needs `make native`. Random weights and inputs, one thread. A line is printed as soon as it is known. Times are
 processor time of a training step (forward, loss, backward, SGD), the median of `--trials` after two that do not count;
 torch's is the plain submodel as Strata lays it out. The exit code is 1 if a step is more than 3 % above its plan or a
-gradient is off by more than 1e-2.
+gradient is off by more than 1e-3 (the median of three batches).
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from tests.networks import NETWORKS
 
 SHOWN = ("resnet20", "resnet44", "resnet56", "densenet40", "mobilenet", "vgg", "gated", "hf_vit")
 MORE = 0.03
-GRADIENT = 1e-2  # rounding makes 1e-6, one ReLU that it flips up to 4e-3 (tests/training/test_rounding.py)
+GRADIENT = 1e-3  # in the median of three batches: one ReLU that flips by rounding makes 2e-3, without one it is 1e-6
 BATCH = 8
 
 
@@ -76,7 +76,6 @@ def case(name: str, kind: str, trials: int, batch: int) -> dict[str, Any]:
     seconds = time.process_time() - began
     size = program.manifest["bytes"]
     drops = any(one.startswith("strata::dropout") for one in program.manifest["operators"])
-    x, y = torch.randn(batch, *shape), torch.randint(10, (batch,))
     found: dict[str, Any] = {
         "network": name, "cut": kind, "batch": batch, "arena": size["arena"], "total": size["total"],
         "peak": size["peak"], "off": size["total"] / size["peak"] - 1, "program": len(program.program),
@@ -91,22 +90,35 @@ def case(name: str, kind: str, trials: int, batch: int) -> dict[str, Any]:
         )
     with opened(checked) as step:
         begun = step.read(TRAINED)
-        plain = NativeTraining(lr=1.0, momentum=0, weight_decay=0, order=np.arange(batch), batch=batch)
-        loss = step.train(x.numpy(), y.numpy(), plain)
-        gradient = begun.astype(np.float64) - step.read(TRAINED)
-        sub = checked_graph.submodel(checked_cut, checked_cut.extract(model.state_dict())).train().double()
-        wanted_loss = functional.cross_entropy(sub(x.double()), y)
-        wanted_loss.backward()
-        own = dict(sub.named_parameters())
-        wanted = np.concatenate([own[one].grad.flatten().numpy() for one in checked.names["trained"]])  # type: ignore[union-attr]
-        found["loss_off"] = abs(loss / wanted_loss.item() - 1)
-        found["gradient_off"] = float(np.linalg.norm(gradient - wanted) / np.linalg.norm(wanted))
+        errors = [against_torch(step, begun, checked_graph, checked_cut, checked, model, shape) for _ in range(3)]
+        found["loss_off"] = max(error[0] for error in errors)
+        found["gradient_off"] = statistics.median(error[1] for error in errors)
         if trials:
             step.write(TRAINED, begun)
+            x, y = torch.randn(batch, *shape), torch.randint(10, (batch,))
             slow = NativeTraining(lr=1e-3, order=np.arange(batch), batch=batch)
             found["native_ms"] = median(lambda: step.train(x.numpy(), y.numpy(), slow), trials)
             found["torch_ms"] = median(torch_step(checked_graph, checked_cut, model, x, y), trials)
     return found
+
+
+def against_torch(
+    step: NativeStep, begun: Any, graph: ChannelGraph, cut: Cut, program: Any, model: nn.Module, shape: tuple[int, ...]
+) -> tuple[float, float]:
+    """How far loss and gradient of a drawn batch are from those in double precision."""
+    batch = program.manifest["batch"]
+    x, y = torch.randn(batch, *shape), torch.randint(10, (batch,))
+    step.write(TRAINED, begun)
+    plain = NativeTraining(lr=1.0, momentum=0, weight_decay=0, order=np.arange(batch), batch=batch)
+    loss = step.train(x.numpy(), y.numpy(), plain)
+    gradient = begun.astype(np.float64) - step.read(TRAINED)
+    sub = graph.submodel(cut, cut.extract(model.state_dict())).train().double()
+    wanted_loss = functional.cross_entropy(sub(x.double()), y)
+    wanted_loss.backward()
+    own = dict(sub.named_parameters())
+    wanted = np.concatenate([own[name].grad.flatten().numpy() for name in program.names["trained"]])  # type: ignore[union-attr]
+    off = float(np.linalg.norm(gradient - wanted) / np.linalg.norm(wanted))
+    return abs(loss / wanted_loss.item() - 1), off
 
 
 def opened(program: Any) -> NativeStep:
