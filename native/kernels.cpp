@@ -504,6 +504,42 @@ void clamp_backward(Arguments a) {
   each(a, 4, [=](long i) { return x[i] > low && x[i] < high ? dy[i] : 0.f; });
 }
 
+
+// x, tanh -> out, as torch has them: by the error function or by its approximation
+constexpr float HALF_ROOT = 0.70710678118654752f, DENSITY = 0.39894228040143268f;  // 1/sqrt(2), 1/sqrt(2 pi)
+constexpr float TANH_OUTER = 0.79788456080286536f, TANH_INNER = 0.044715f;         // sqrt(2/pi)
+void gelu(Arguments a) {
+  const float* x = a.floats(0);
+  if (a.boolean(1))
+    each(a, 2, [x](long i) { return 0.5f * x[i] * (1 + std::tanh(TANH_OUTER * (x[i] + TANH_INNER * x[i] * x[i] * x[i]))); });
+  else
+    each(a, 2, [x](long i) { return 0.5f * x[i] * (1 + std::erf(x[i] * HALF_ROOT)); });
+}
+void gelu_backward(Arguments a) {
+  const float *dy = a.floats(0), *x = a.floats(1);
+  if (a.boolean(2))
+    each(a, 3, [=](long i) {
+      float z = x[i], t = std::tanh(TANH_OUTER * (z + TANH_INNER * z * z * z));
+      return dy[i] * (0.5f * (1 + t) + 0.5f * z * (1 - t * t) * TANH_OUTER * (1 + 3 * TANH_INNER * z * z));
+    });
+  else
+    each(a, 3, [=](long i) {
+      float z = x[i];
+      return dy[i] * (0.5f * (1 + std::erf(z * HALF_ROOT)) + z * DENSITY * std::exp(-0.5f * z * z));
+    });
+}
+void silu(Arguments a) {
+  const float* x = a.floats(0);
+  each(a, 1, [x](long i) { return x[i] / (1 + std::exp(-x[i])); });
+}
+void silu_backward(Arguments a) {
+  const float *dy = a.floats(0), *x = a.floats(1);
+  each(a, 2, [=](long i) {
+    float s = 1 / (1 + std::exp(-x[i]));
+    return dy[i] * s * (1 + x[i] * (1 - s));
+  });
+}
+
 uint64_t mixed(uint64_t z) {  // splitmix64
   z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9ull;
   z = (z ^ (z >> 27)) * 0x94d049bb133111ebull;
@@ -537,6 +573,201 @@ void add_to(Arguments a) {
   float share = surroundings->share;
   for (long i = 0; i < count; ++i) sum[i] += share * gradient[i];
   out[0] = 0;
+}
+
+// --- rows -------------------------------------------------------------------------------------------------------------
+
+// in place: weights that sum to one
+void softmax_row(float* row, long count) {
+  float most = *std::max_element(row, row + count);
+  double sum = 0;
+  for (long j = 0; j < count; ++j) sum += row[j] = std::exp(row[j] - most);
+  float factor = float(1 / sum);
+  for (long j = 0; j < count; ++j) row[j] *= factor;
+}
+
+float dot(const float* x, const float* y, long count) {
+  float s = 0;
+  for (long j = 0; j < count; ++j) s += x[j] * y[j];
+  return s;
+}
+
+void add_scaled(float* to, const float* from, float factor, long count) {
+  for (long j = 0; j < count; ++j) to[j] += factor * from[j];
+}
+
+// x -> out, along the last dimension
+void softmax(Arguments a) {
+  const Tensor& x = a.tensor(0);
+  long width = x.dim() ? x.size(x.dim() - 1) : 1, rows = width ? x.numel() / width : 0;
+  const float* from = a.floats(0);
+  float* out = a.like(1, 0);
+  if (!out) return;
+  for (long i = 0; i < rows; ++i, from += width, out += width) {
+    if (out != from) memcpy(out, from, width * sizeof(float));
+    softmax_row(out, width);
+  }
+}
+
+// dy, y -> dx
+void softmax_backward(Arguments a) {
+  const Tensor& x = a.tensor(0);
+  long width = x.dim() ? x.size(x.dim() - 1) : 1, rows = width ? x.numel() / width : 0;
+  const float *dy = a.floats(0), *y = a.floats(1);
+  float* out = a.like(2, 0);
+  if (!out) return;
+  for (long i = 0; i < rows; ++i, dy += width, y += width, out += width) {
+    float along = dot(dy, y, width);
+    for (long j = 0; j < width; ++j) out[j] = y[j] * (dy[j] - along);
+  }
+}
+
+// x, w, b, width, eps -> out, mean, invstd of each row
+void layer_norm(Arguments a) {
+  long width = a.integer(3), rows = a.tensor(0).numel() / std::max(1L, width);
+  const float *x = a.floats(0), *w = a.optional(1), *b = a.optional(2);
+  double eps = a.real(4);
+  float *out = a.like(5, 0), *means = a.result(6, {rows}), *invstds = a.result(7, {rows});
+  if (!out || !means || !invstds) return;
+  for (long i = 0; i < rows; ++i, x += width, out += width) {
+    double sum = 0, squares = 0;
+    for (long j = 0; j < width; ++j) sum += x[j];
+    float mean = float(sum / width);
+    for (long j = 0; j < width; ++j) squares += double(x[j] - mean) * (x[j] - mean);
+    float invstd = float(1 / std::sqrt(squares / width + eps));
+    means[i] = mean;
+    invstds[i] = invstd;
+    for (long j = 0; j < width; ++j) out[j] = (x[j] - mean) * invstd * (w ? w[j] : 1) + (b ? b[j] : 0);
+  }
+}
+
+// dy, x, mean, invstd, w, width -> dx, dw, db
+void layer_norm_backward(Arguments a) {
+  long width = a.integer(5), rows = a.tensor(1).numel() / std::max(1L, width);
+  const float *dy = a.floats(0), *x = a.floats(1), *means = a.floats(2), *invstds = a.floats(3), *w = a.optional(4);
+  float *dx = a.like(6, 1), *dw = a.result(7, {width}), *db = a.result(8, {width});
+  if (!dx || !dw || !db) return;
+  std::fill(dw, dw + width, 0.f);
+  std::fill(db, db + width, 0.f);
+  for (long i = 0; i < rows; ++i, dy += width, x += width, dx += width) {
+    float mean = means[i], invstd = invstds[i];
+    double plain = 0, along = 0;
+    for (long j = 0; j < width; ++j) {
+      float normed = (x[j] - mean) * invstd, scaled = w ? dy[j] * w[j] : dy[j];
+      plain += scaled;
+      along += scaled * normed;
+      dw[j] += dy[j] * normed;
+      db[j] += dy[j];
+    }
+    float k0 = float(plain / width), k1 = float(along / width);
+    for (long j = 0; j < width; ++j) dx[j] = ((w ? dy[j] * w[j] : dy[j]) - k0 - (x[j] - mean) * invstd * k1) * invstd;
+  }
+}
+
+// --- attention --------------------------------------------------------------------------------------------------------
+
+struct Heads {  // [..., queries, d] by [..., keys, d], values [..., keys, e]
+  long heads, queries, keys, d, e;
+  Heads(const Tensor& q, const Tensor& k, const Tensor& v)
+      : queries(q.size(q.dim() - 2)), keys(k.size(k.dim() - 2)), d(q.size(q.dim() - 1)), e(v.size(v.dim() - 1)) {
+    heads = q.numel() / std::max(1L, queries * d);
+  }
+  long seen(long query, bool causal) const { return causal ? std::min(query + 1, keys) : keys; }
+};
+
+// What queries see, as booleans, or what is added to their scores; of size 1 along some dimensions, or none at all.
+struct Mask {
+  const bool* seen = nullptr;
+  const float* added = nullptr;
+  std::vector<long> sizes, steps;  // of the dimensions before the last two: the weights' sizes, and elements in the mask
+  long by_query = 0, by_key = 0;
+
+  Mask(const Arguments& a, int at, const Tensor& q) {
+    if (a.values[at]->isNone()) return;
+    const Tensor& m = a.tensor(at);
+    if (m.scalar_type() == executorch::aten::ScalarType::Bool) seen = m.const_data_ptr<bool>();
+    else added = m.const_data_ptr<float>();
+    long step = 1, dims = q.dim();
+    sizes.assign(size_t(dims - 2), 1), steps.assign(size_t(dims - 2), 0);
+    for (long i = 0; i < dims - 2; ++i) sizes[i] = q.size(i);
+    for (long i = dims - 1, j = m.dim() - 1; j >= 0 && i >= 0; --i, --j) {
+      long own = m.size(j) == 1 ? 0 : step;
+      if (i == dims - 1) by_key = own;
+      else if (i == dims - 2) by_query = own;
+      else steps[i] = own;
+      step *= m.size(j);
+    }
+  }
+  // of head n in the order of the queries' dimensions
+  long start(long n) const {
+    long at = 0;
+    for (long i = long(sizes.size()) - 1; i >= 0; n /= sizes[i], --i) at += n % sizes[i] * steps[i];
+    return at;
+  }
+  void apply(float* row, long from, long count) const {
+    for (long j = 0; seen && j < count; ++j)
+      if (!seen[from + j * by_key]) row[j] = -std::numeric_limits<float>::infinity();
+    for (long j = 0; added && j < count; ++j) row[j] += added[from + j * by_key];
+  }
+};
+
+void weights_row(float* row, const float* q, const float* k, long count, long d, float scale, const Mask& mask, long from) {
+  for (long j = 0; j < count; ++j) row[j] = dot(q, k + j * d, d) * scale;
+  mask.apply(row, from, count);
+  if (*std::max_element(row, row + count) == -std::numeric_limits<float>::infinity())
+    std::fill(row, row + count, 0.f);  // a query that sees nothing
+  else
+    softmax_row(row, count);
+}
+
+// q, k, v, mask, causal, scale -> out; a row of weights at a time
+void attention(Arguments a) {
+  Heads h(a.tensor(0), a.tensor(1), a.tensor(2));
+  const float *q = a.floats(0), *k = a.floats(1), *v = a.floats(2);
+  Mask mask(a, 3, a.tensor(0));
+  bool causal = a.boolean(4);
+  float scale = float(a.real(5));
+  auto given = a.tensor(0).sizes();
+  std::vector<executorch::aten::SizesType> sizes(given.begin(), given.end());
+  sizes.back() = h.e;
+  float *out = a.result(6, sizes.data(), sizes.size()), *row = room(h.keys);
+  if (!out) return;
+  for (long n = 0; n < h.heads; ++n, k += h.keys * h.d, v += h.keys * h.e)
+    for (long i = 0; i < h.queries; ++i, q += h.d, out += h.e) {
+      long count = h.seen(i, causal);
+      weights_row(row, q, k, count, h.d, scale, mask, mask.start(n) + i * mask.by_query);
+      std::fill(out, out + h.e, 0.f);
+      for (long j = 0; j < count; ++j) add_scaled(out, v + j * h.e, row[j], h.e);
+    }
+}
+
+// dy, q, k, v, mask, causal, scale -> dq, dk, dv; dq may lie on dy or q
+void attention_backward(Arguments a) {
+  Heads h(a.tensor(1), a.tensor(2), a.tensor(3));
+  const float *dy = a.floats(0), *q = a.floats(1), *k = a.floats(2), *v = a.floats(3);
+  Mask mask(a, 4, a.tensor(1));
+  bool causal = a.boolean(5);
+  float scale = float(a.real(6));
+  float *dq = a.like(7, 1), *dk = a.like(8, 2), *dv = a.like(9, 3), *row = room(2 * h.keys + h.d), *by = row + h.keys;
+  if (!dq || !dk || !dv) return;
+  float* own = by + h.keys;  // of one query, until nothing needs dy or q any more
+  std::fill(dk, dk + h.heads * h.keys * h.d, 0.f);
+  std::fill(dv, dv + h.heads * h.keys * h.e, 0.f);
+  for (long n = 0; n < h.heads; ++n, k += h.keys * h.d, v += h.keys * h.e, dk += h.keys * h.d, dv += h.keys * h.e)
+    for (long i = 0; i < h.queries; ++i, q += h.d, dy += h.e, dq += h.d) {
+      long count = h.seen(i, causal);
+      weights_row(row, q, k, count, h.d, scale, mask, mask.start(n) + i * mask.by_query);
+      for (long j = 0; j < count; ++j) by[j] = dot(dy, v + j * h.e, h.e);
+      float along = dot(row, by, count);
+      std::fill(own, own + h.d, 0.f);
+      for (long j = 0; j < count; ++j) {
+        float score = row[j] * (by[j] - along) * scale;
+        add_scaled(dv + j * h.e, dy, row[j], h.e);
+        add_scaled(dk + j * h.d, q, score, h.d);
+        add_scaled(own, k + j * h.d, score, h.d);
+      }
+      memcpy(dq, own, h.d * sizeof(float));
+    }
 }
 
 // --- pools ------------------------------------------------------------------------------------------------------------
@@ -649,6 +880,51 @@ void spatial_mean_backward(Arguments a) {
   for (long q = 0; q < n * c; ++q) std::fill(out + q * h * w, out + (q + 1) * h * w, dy[q] / (h * w));
 }
 
+// --- parts of a dimension ---------------------------------------------------------------------------------------------
+
+struct Parts {  // a tensor as [outer, size, inner]
+  long outer = 1, inner = 1;
+  std::vector<executorch::aten::SizesType> sizes;
+  Parts(const Tensor& x, long dim) : sizes(x.sizes().begin(), x.sizes().end()) {
+    for (long i = 0; i < long(sizes.size()); ++i) (i < dim ? outer : inner) *= i == dim ? 1 : sizes[i];
+  }
+};
+
+// x, dim, start, end, step -> out
+void slice(Arguments a) {
+  long dim = a.integer(1), start = a.integer(2), end = a.integer(3), step = a.integer(4);
+  if (dim < 0 || dim >= a.tensor(0).dim() || start < 0 || end > a.size(0, dim) || start >= end || step < 1) {
+    a.context.fail(Error::InvalidArgument);
+    return;
+  }
+  Parts v(a.tensor(0), dim);
+  long size = v.sizes[dim], taken = (end - start + step - 1) / step;
+  v.sizes[dim] = taken;
+  const float* x = a.floats(0);
+  float* out = a.result(5, v.sizes.data(), v.sizes.size());
+  if (!out) return;
+  for (long o = 0; o < v.outer; ++o, x += size * v.inner)
+    for (long i = 0; i < taken; ++i, out += v.inner) memcpy(out, x + (start + i * step) * v.inner, v.inner * sizeof(float));
+}
+
+// dy, dim, size, start, step -> dx
+void slice_backward(Arguments a) {
+  long dim = a.integer(1), size = a.integer(2), start = a.integer(3), step = a.integer(4);
+  if (dim < 0 || dim >= a.tensor(0).dim() || start < 0 || step < 1 || start + (a.size(0, dim) - 1) * step >= size) {
+    a.context.fail(Error::InvalidArgument);
+    return;
+  }
+  Parts v(a.tensor(0), dim);
+  long taken = v.sizes[dim];
+  v.sizes[dim] = size;
+  const float* dy = a.floats(0);
+  float* out = a.result(5, v.sizes.data(), v.sizes.size());
+  if (!out) return;
+  std::fill(out, out + v.outer * size * v.inner, 0.f);
+  for (long o = 0; o < v.outer; ++o, out += size * v.inner)
+    for (long i = 0; i < taken; ++i, dy += v.inner) memcpy(out + (start + i * step) * v.inner, dy, v.inner * sizeof(float));
+}
+
 // --- the loss ---------------------------------------------------------------------------------------------------------
 
 // scores [n, classes], labels [n] -> mean cross-entropy, gradient
@@ -703,6 +979,18 @@ const Kernel KERNELS[] = {
     Kernel("strata::max_pool2d_backward.out", boxed<max_pool2d_backward>),
     Kernel("strata::spatial_mean.out", boxed<spatial_mean>),
     Kernel("strata::spatial_mean_backward.out", boxed<spatial_mean_backward>),
+    Kernel("strata::gelu.out", boxed<gelu>),
+    Kernel("strata::gelu_backward.out", boxed<gelu_backward>),
+    Kernel("strata::silu.out", boxed<silu>),
+    Kernel("strata::silu_backward.out", boxed<silu_backward>),
+    Kernel("strata::softmax.out", boxed<softmax>),
+    Kernel("strata::softmax_backward.out", boxed<softmax_backward>),
+    Kernel("strata::layer_norm.out", boxed<layer_norm>),
+    Kernel("strata::layer_norm_backward.out", boxed<layer_norm_backward>),
+    Kernel("strata::attention.out", boxed<attention>),
+    Kernel("strata::attention_backward.out", boxed<attention_backward>),
+    Kernel("strata::slice.out", boxed<slice>),
+    Kernel("strata::slice_backward.out", boxed<slice_backward>),
     Kernel("strata::dropout_mask.out", boxed<dropout_mask>),
     Kernel("strata::cross_entropy.out", boxed<cross_entropy>),
     Kernel("strata::add_to.out", boxed<add_to>),

@@ -25,7 +25,7 @@ EXAMPLES = """examples:
 """
 LOOKED_AT = (
     "model", "init", "data", "data_dir", "classes", "input", "method", "constraints", "budgets", "accounting",
-    "schedule", "rounds", "lr", "epochs", "augmentation", "seed",
+    "schedule", "width", "rounds", "lr", "epochs", "augmentation", "seed",
     *RunConfig.keys_of("execution", "reading"),
 )  # fmt: skip
 

@@ -101,7 +101,7 @@ def export_folder(
             f"the native device does not know the augmentation {training.augmentation}: give --augmentation "
             f"{', '.join(AUGMENTATIONS[:-1])} or {AUGMENTATIONS[-1]}"
         )
-    method, training = fitting_method(config, ChannelGraph(whole, data.inputs), training)
+    method, training = fitting_method(config, ChannelGraph(whole, data.inputs, width=config.approach.width), training)
     chosen = choices(method, training, level)
     if step != "all":
         number = (len(chosen) - 1 if run is not None else 0) if step is None else int(step)

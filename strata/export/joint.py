@@ -104,7 +104,7 @@ def _without_weights(
             values.append(value.detach())
         elif node.op == "output":
             taken = [one for one in node.args[0] if isinstance(one, fx.Node)]
-        elif node.target in DROPPED:
+        elif node.target in DROPPED or _changes_nothing(node):
             copies[node] = copies[node.args[0]]
         elif node.target is aten.empty_permuted.default:  # to be written over: there is no kernel for it
             size = fx.node.map_arg(node.args[0], lambda one: copies[one])
@@ -140,6 +140,14 @@ def _summed(graph: fx.Graph, gradient: fx.Node, slot: int) -> fx.Node:
     """At once, so that the gradient's own room is free again."""
     with graph.inserting_after(gradient):
         return graph.call_function(ops.add_to.default, (gradient, slot))
+
+
+def _changes_nothing(node: fx.Node) -> bool:
+    """To the shape that it has: a copy in a program, which has no views."""
+    if node.target is not aten.expand.default:
+        return False
+    before, after = (list(map(str, one.meta["val"].shape)) for one in (node.args[0], node))  # type: ignore[union-attr]
+    return before == after
 
 
 def _value(program: ExportedProgram, target: str) -> Tensor:

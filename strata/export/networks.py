@@ -13,6 +13,7 @@ from strata.export.operators import ops
 from strata.graph.batch_norms import MEAN, VARIANCE
 
 aten = torch.ops.aten
+WHOLE = 2**63 - 1  # to the end, as torch writes x[:]
 Rewrite = Callable[["Rewriting", fx.Node], "fx.Node | None"]  # what takes the node's place; None: it stays
 
 
@@ -184,19 +185,102 @@ def _dropout(new: Rewriting, node: fx.Node) -> fx.Node:
     return new.call(aten.mul.Tensor, x, mask)
 
 
+def _gelu(new: Rewriting, node: fx.Node) -> fx.Node:
+    return new.call(ops.gelu.default, node.args[0], _argument(node, 1, "approximate", "none") == "tanh")
+
+
+def _silu(new: Rewriting, node: fx.Node) -> fx.Node | None:
+    return None if _writes(node) and _is_view(node.args[0]) else new.call(ops.silu.default, node.args[0])
+
+
+def _softmax(new: Rewriting, node: fx.Node) -> fx.Node | None:
+    last = _shape(node.args[0])
+    if last is None or node.args[1] not in (-1, len(last) - 1) or _argument(node, 2, "dtype", None) is not None:
+        return None
+    return new.call(ops.softmax.default, _contiguous(new, node.args[0]))
+
+
+def _layer_norm(new: Rewriting, node: fx.Node) -> fx.Node:
+    arguments: tuple[Any, ...] = node.args
+    x, shape = arguments[:2]
+    w, b = _argument(node, 2, "weight", None), _argument(node, 3, "bias", None)
+    eps = _argument(node, 4, "eps", 1e-5)
+    return new.item(new.call(ops.layer_norm.default, _contiguous(new, x), w, b, math.prod(shape), eps), 0)
+
+
+def _slice(new: Rewriting, node: fx.Node) -> fx.Node | None:
+    arguments = (*node.args[1:], *(0, None, None, 1)[len(node.args) - 1 :])
+    return None if node.kwargs or _is_written(node) else new.call(sliced, node.args[0], *arguments)
+
+
+def _select(new: Rewriting, node: fx.Node) -> fx.Node | None:
+    return None if node.kwargs or _is_written(node) else new.call(selected, *node.args)
+
+
+def _is_written(node: fx.Node) -> bool:
+    """Whether something may write to what it takes a part of, or to that part: then it has to stay a view."""
+    source = node.args[0]
+    users = [*node.users, *(source.users if isinstance(source, fx.Node) else ())]
+    return any(_writes(user) or _is_view(user) and any(map(_writes, user.users)) for user in users)
+
+
+def sliced(x: Tensor, dim: int, start: int | None, end: int | None, step: int) -> Tensor:
+    dim = dim % x.dim()
+    size = x.shape[dim]
+    if start in (None, 0) and end in (None, WHOLE) and step == 1:
+        return x
+    if dim == 0 or not isinstance(size, int):  # samples, of which there may be any number
+        return aten.slice(x, dim, start, end, step)
+    first, last, step = slice(start, end, step).indices(size)
+    if (first, last, step) == (0, size, 1):
+        return x
+    return ops.slice(x.contiguous(), dim, first, last, step) if first < last else aten.slice(x, dim, start, end, step)
+
+
+def selected(x: Tensor, dim: int, index: int) -> Tensor:
+    dim = dim % x.dim()
+    size = x.shape[dim]
+    if dim == 0 or not isinstance(size, int):
+        return aten.select(x, dim, index)
+    index = index % size
+    return ops.slice(x.contiguous(), dim, index, index + 1, 1).squeeze(dim)
+
+
+def _shape(node: Any) -> Any:
+    value = getattr(node, "meta", {}).get("val")
+    return None if value is None else value.shape
+
+
+def _contiguous(new: Rewriting, node: Any) -> fx.Node:
+    """Kernels of ours take elements one after another."""
+    return new.call(aten.contiguous.default, node)
+
+
 def _attention(new: Rewriting, node: fx.Node) -> fx.Node | None:
-    """In plain products."""
+    """By the kernel; with dropout or a mask that is learned in plain products."""
     query, key, value = node.args[:3]
     mask, dropout = _argument(node, 3, "attn_mask", None), _argument(node, 4, "dropout_p", 0.0)
     causal, scale = _argument(node, 5, "is_causal", False), node.kwargs.get("scale")
     if node.kwargs.get("enable_gqa"):
         return None
+    if not dropout:
+        return new.call(plain_attention, query, key, value, mask, causal, scale)
     weights = new.call(attention_weights, query, key, mask, causal, scale)
     if dropout:
         drawn = new.call(ops.dropout_mask.default, weights, float(dropout), new.dropouts)
         new.dropouts += 1
         weights = new.call(aten.mul.Tensor, weights, drawn)
     return new.call(aten.matmul.default, weights, value)
+
+
+def plain_attention(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, causal: bool, scale: float | None
+) -> Tensor:
+    if mask is not None and (mask.requires_grad or mask.dtype not in (torch.bool, torch.float32)):
+        return attention_weights(query, key, mask, causal, scale) @ value
+    factor = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
+    seen = None if mask is None else mask.contiguous()
+    return ops.attention(query.contiguous(), key.contiguous(), value.contiguous(), seen, causal, factor)
 
 
 def attention_weights(query: Tensor, key: Tensor, mask: Tensor | None, causal: bool, scale: float | None) -> Tensor:
@@ -225,6 +309,13 @@ RULES: dict[Any, Rewrite] = {
     aten.avg_pool2d.default: _avg_pool2d,
     aten.max_pool2d.default: _max_pool2d,
     aten.adaptive_avg_pool2d.default: _adaptive_avg_pool2d,
+    aten.gelu.default: _gelu,
+    aten.silu.default: _silu,
+    aten.silu_.default: _silu,
+    aten.softmax.int: _softmax,
+    aten.layer_norm.default: _layer_norm,
+    aten.slice.Tensor: _slice,
+    aten.select.int: _select,
     aten.dropout.default: _dropout,
     aten.dropout_.default: _dropout,
     aten.scaled_dot_product_attention.default: _attention,

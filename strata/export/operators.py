@@ -48,6 +48,24 @@ _SCHEMAS = {  # arguments, and the names of the results
     "max_pool2d_backward": ("Tensor dy, Tensor at, int height, int width", ("out",)),
     "spatial_mean": ("Tensor x", ("out",)),
     "spatial_mean_backward": ("Tensor dy, int height, int width", ("out",)),
+    "gelu": ("Tensor x, bool tanh", ("out",)),
+    "gelu_backward": ("Tensor dy, Tensor x, bool tanh", ("out",)),
+    "silu": ("Tensor x", ("out",)),
+    "silu_backward": ("Tensor dy, Tensor x", ("out",)),
+    "softmax": ("Tensor x", ("out",)),
+    "softmax_backward": ("Tensor dy, Tensor y", ("out",)),
+    "layer_norm": ("Tensor x, Tensor? w, Tensor? b, int width, float eps", ("out", "mean", "invstd")),
+    "layer_norm_backward": (
+        "Tensor dy, Tensor x, Tensor mean, Tensor invstd, Tensor? w, int width",
+        ("dx", "dw", "db"),
+    ),
+    "attention": ("Tensor q, Tensor k, Tensor v, Tensor? mask, bool causal, float scale", ("out",)),
+    "attention_backward": (
+        "Tensor dy, Tensor q, Tensor k, Tensor v, Tensor? mask, bool causal, float scale",
+        ("dq", "dk", "dv"),
+    ),
+    "slice": ("Tensor x, int dim, int start, int end, int step", ("out",)),
+    "slice_backward": ("Tensor dy, int dim, int size, int start, int step", ("out",)),
     "dropout_mask": ("Tensor x, float p, int number", ("out",)),
     "cross_entropy": ("Tensor scores, Tensor labels", ("loss", "gradient")),
     "add_to": ("Tensor gradient, int slot", ("out",)),
@@ -210,6 +228,91 @@ def spatial_mean_backward(dy: Tensor, height: int, width: int) -> Tensor:
     return (dy / (height * width))[:, :, None, None].expand(-1, -1, height, width).contiguous()
 
 
+def gelu(x: Tensor, tanh: bool) -> Tensor:
+    return aten.gelu(x, approximate="tanh" if tanh else "none")
+
+
+def gelu_backward(dy: Tensor, x: Tensor, tanh: bool) -> Tensor:
+    return aten.gelu_backward(dy, x, approximate="tanh" if tanh else "none")
+
+
+def silu(x: Tensor) -> Tensor:
+    return aten.silu(x)
+
+
+def silu_backward(dy: Tensor, x: Tensor) -> Tensor:
+    return aten.silu_backward(dy, x)
+
+
+def softmax(x: Tensor) -> Tensor:
+    """Along the last dimension."""
+    return x.softmax(-1)
+
+
+def softmax_backward(dy: Tensor, y: Tensor) -> Tensor:
+    return y * (dy - (dy * y).sum(-1, keepdim=True))
+
+
+def layer_norm(x: Tensor, w: Tensor | None, b: Tensor | None, width: int, eps: float) -> tuple[Tensor, Tensor, Tensor]:
+    """Rows of `width` elements, which may be several dimensions; a mean and a factor for each row."""
+    rows = x.reshape(-1, width)
+    mean = rows.mean(1)
+    invstd = (rows.var(1, correction=0) + eps).rsqrt()
+    out = (rows - mean[:, None]) * invstd[:, None]
+    out = out if w is None else out * w.flatten()
+    out = out if b is None else out + b.flatten()
+    return out.reshape(x.shape), mean, invstd
+
+
+def layer_norm_backward(
+    dy: Tensor, x: Tensor, mean: Tensor, invstd: Tensor, w: Tensor | None, width: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    given = dy.reshape(-1, width)
+    normed = (x.reshape(-1, width) - mean[:, None]) * invstd[:, None]
+    scaled = given if w is None else given * w.flatten()
+    along = (scaled * normed).mean(1, keepdim=True)
+    dx = (scaled - scaled.mean(1, keepdim=True) - normed * along) * invstd[:, None]
+    return dx.reshape(x.shape), (given * normed).sum(0), given.sum(0)
+
+
+def _weights(q: Tensor, k: Tensor, mask: Tensor | None, causal: bool, scale: float) -> Tensor:
+    scores = q @ k.transpose(-2, -1) * scale
+    if mask is not None:
+        scores = scores.masked_fill(~mask, float("-inf")) if mask.dtype == torch.bool else scores + mask
+    if causal:
+        seen = torch.ones(scores.shape[-2:], dtype=torch.bool).tril()
+        scores = scores.masked_fill(~seen, float("-inf"))
+    return scores.softmax(-1).nan_to_num(0.0)  # a query that sees nothing
+
+
+def attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool, scale: float) -> Tensor:
+    """[N, H, queries, D] of [N, H, keys, D]. The kernel holds one row of weights at a time. `mask`: of what is seen, or
+    numbers to add; its sizes are those of the weights, or 1."""
+    return _weights(q, k, mask, causal, scale) @ v
+
+
+def attention_backward(
+    dy: Tensor, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool, scale: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """With the weights computed once more: a map of queries by keys is never kept, nor is the result."""
+    weights = _weights(q, k, mask, causal, scale)
+    by_weights = dy @ v.transpose(-2, -1)
+    by_scores = weights * (by_weights - (weights * by_weights).sum(-1, keepdim=True)) * scale
+    return by_scores @ k, by_scores.transpose(-2, -1) @ q, weights.transpose(-2, -1) @ dy
+
+
+def slice_(x: Tensor, dim: int, start: int, end: int, step: int) -> Tensor:
+    """0 <= start < end <= the dimension's size."""
+    return aten.slice(x, dim, start, end, step).clone(memory_format=torch.contiguous_format)
+
+
+def slice_backward(dy: Tensor, dim: int, size: int, start: int, step: int) -> Tensor:
+    """Zeros but for what was taken: torch's own is taken apart into three tensors of the whole size."""
+    out = dy.new_zeros([*dy.shape[:dim], size, *dy.shape[dim + 1 :]])
+    aten.slice(out, dim, start, start + (dy.shape[dim] - 1) * step + 1, step).copy_(dy)
+    return out
+
+
 def dropout_mask(x: Tensor, p: float, number: int) -> Tensor:
     """Zeros where a value is dropped, 1 / (1 - p) elsewhere. `number`: of the dropout in its network. Kernels draw from
     the training's seed; torch's own generator is another."""
@@ -249,6 +352,11 @@ def _norm_shape(x: Tensor, *others: Any) -> tuple[Tensor, Tensor, Tensor]:
     return torch.empty_like(x), x.new_empty([x.shape[1]]), x.new_empty([x.shape[1]])
 
 
+def _rows_shape(x: Tensor, w: Any, b: Any, width: int, eps: float) -> tuple[Tensor, Tensor, Tensor]:
+    rows = x.numel() // width
+    return torch.empty_like(x), x.new_empty([rows]), x.new_empty([rows])
+
+
 def _same_shape(x: Tensor, *others: Any) -> Tensor:
     return torch.empty_like(x)
 
@@ -281,13 +389,32 @@ _SHAPES: dict[Any, Any] = {
     max_pool2d_backward: lambda dy, at, height, width: dy.new_empty([*dy.shape[:2], height, width]),
     spatial_mean: lambda x: x.new_empty(x.shape[:2]),
     spatial_mean_backward: lambda dy, height, width: dy.new_empty([*dy.shape, height, width]),
+    gelu: _same_shape,
+    gelu_backward: _same_shape,
+    silu: _same_shape,
+    silu_backward: _same_shape,
+    softmax: _same_shape,
+    softmax_backward: _same_shape,
+    layer_norm: _rows_shape,
+    layer_norm_backward: lambda dy, x, mean, invstd, w, width: (
+        torch.empty_like(x), x.new_empty([width]), x.new_empty([width])
+    ),
+    attention: lambda q, k, v, mask, causal, scale: q.new_empty([*q.shape[:-1], v.shape[-1]]),
+    attention_backward: lambda dy, q, k, v, mask, causal, scale: (
+        torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
+    ),
+    slice_: lambda x, dim, start, end, step: x.new_empty(
+        [*x.shape[:dim], -(-(end - start) // step), *x.shape[dim + 1 :]]
+    ),
+    slice_backward: lambda dy, dim, size, start, step: dy.new_empty([*dy.shape[:dim], size, *dy.shape[dim + 1 :]]),
     dropout_mask: _same_shape,
     cross_entropy: lambda scores, labels: (scores.new_empty([]), torch.empty_like(scores)),
     add_to: lambda gradient, slot: gradient.new_empty([1]),
 }  # fmt: skip
 for _function, _shape in _SHAPES.items():
-    _library.impl(_function.__name__, _function, "CPU")
-    torch.library.register_fake(f"strata::{_function.__name__}", _shape, lib=_library)
+    _name = _function.__name__.removesuffix("_")
+    _library.impl(_name, _function, "CPU")
+    torch.library.register_fake(f"strata::{_name}", _shape, lib=_library)
 
 
 # --- their gradients ---------------------------------------------------------------------------------------------
@@ -347,6 +474,21 @@ def _normalise_backward(saved: Any, eps: float, wanted: Sequence[bool], dy: Tens
     return dx if wanted[0] else None, dw if wanted[1] else None, db if wanted[2] else None, None, None, None
 
 
+def _layer_norm_keep(inputs: Any, output: Any) -> Any:
+    x, w, b, width, _ = inputs
+    shapes = [None if one is None else one.shape for one in (w, b)]
+    return (x, output[1], output[2], *(() if w is None else (w,))), (width, shapes)
+
+
+def _layer_norm_backward(saved: Any, rest: Any, wanted: Sequence[bool], dy: Tensor, *others: Any) -> Any:
+    (x, mean, invstd, *w), (width, shapes) = saved, rest
+    dx, *affine = ops.layer_norm_backward(dy, x, mean, invstd, w[0] if w else None, width)
+    found = [
+        one.view(shape) if wanted[1 + i] else None for i, (one, shape) in enumerate(zip(affine, shapes, strict=True))
+    ]
+    return dx if wanted[0] else None, *found, None, None
+
+
 _with_gradient("conv2d", _conv2d_keep, _conv2d_backward)
 _with_gradient("linear", lambda inputs, output: (inputs[:2], None), _linear_backward)
 _with_gradient("batch_norm", _batch_norm_keep, _batch_norm_backward)
@@ -377,6 +519,34 @@ _with_gradient(
     "spatial_mean",
     lambda inputs, output: ((), (inputs[0].shape[2], inputs[0].shape[3])),
     lambda saved, rest, wanted, dy: ops.spatial_mean_backward(dy, *rest),
+)
+_with_gradient(
+    "slice",
+    lambda inputs, output: ((), (inputs[1], inputs[0].shape[inputs[1]], inputs[2], inputs[4])),
+    lambda saved, rest, wanted, dy: (ops.slice_backward(dy, *rest), None, None, None, None),
+)
+_with_gradient("layer_norm", _layer_norm_keep, _layer_norm_backward)
+_with_gradient(
+    "attention",
+    lambda inputs, output: ([one for one in inputs[:4] if one is not None], inputs[4:]),
+    lambda saved, rest, wanted, dy: (
+        *ops.attention_backward(dy, *saved[:3], saved[3] if len(saved) == 4 else None, *rest), None, None, None
+    ),
+)  # fmt: skip
+_with_gradient(
+    "gelu",
+    lambda inputs, output: (inputs[:1], inputs[1]),
+    lambda saved, tanh, wanted, dy: (ops.gelu_backward(dy, saved[0], tanh), None),
+)
+_with_gradient(
+    "silu",
+    lambda inputs, output: (inputs, None),
+    lambda saved, rest, wanted, dy: ops.silu_backward(dy, saved[0]),
+)
+_with_gradient(
+    "softmax",
+    lambda inputs, output: ((output,), None),
+    lambda saved, rest, wanted, dy: ops.softmax_backward(dy, saved[0]),
 )
 _with_gradient(
     "cross_entropy",

@@ -167,6 +167,7 @@ def _bytes(
         "weights": size([*trained, *buffers, *([] if execution.maps else frozen)]),  # mapped: pages of a file
         "gradients": size(trained) if execution.in_parts else 0,
         "momentum": execution.slot_bytes(size(trained)),
+        "start": size(trained) if execution.proximal else 0,  # the proximal term's
         "batch": execution.at_once * (prod(given.shape) * given.dtype.itemsize + LABEL_BYTES),
     }
     return {**found, "total": sum(found.values()), "peak": memory(graph, cut, execution).total}

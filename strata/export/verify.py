@@ -1,8 +1,10 @@
 """An exported step against torch, from the same weights on the same samples in the same order.
 
-torch computes in double precision: its own float32 differs from that by more than the native kernels do (on pictures
-with plain backgrounds by a percent of the gradient where channels are last, as a whole plane's ReLU flips). Rounding
-grows from step to step in narrow networks, so every batch is also compared on its own, from torch's weights.
+torch computes in double precision. Float32 differs from that by what it rounds, and by ReLUs: where a value lies within
+rounding of zero its gradient is there or not, and in a narrow network one of a million moves the whole gradient by half
+a percent (tests/training/test_rounding.py). From such a batch on, two trainings part. So every batch is compared on
+its own, from torch's weights, and the curve of a whole training is to be as near to double precision's as that of
+torch's float32.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ import torch
 from strata.core.settings import settings_of
 from strata.execution import Execution, training_forward
 from strata.export.folder import stored
-from strata.export.native import TRAINED, NativeStep, NativeTraining
+from strata.export.native import TOTAL, TRAINED, NativeStep, NativeTraining
 from strata.methods.base import Task
 from strata.training.loop import Draws, TaskSeeds, batches
 from strata.training.settings import seeded
@@ -33,8 +35,10 @@ if TYPE_CHECKING:
 BATCHES = 20
 LOSS = 1e-4  # of each batch, from torch's weights: relative
 GRADIENT = 1e-3  # the same of its gradient's length; in the median, because a ReLU may flip by rounding
-MEAN = 0.2  # of the mean loss over the batches, each trained on by itself
-LESS, MORE = -0.10, 0.03  # bytes against the plan's: less is welcome, and much less would be an error of counting
+CURVE = 0.01  # of any batch's loss (in nats) when each trains by itself; or, where that is more,
+PARTING = 3.0  # times what torch's own float32 is off
+MEAN = 0.2  # of the mean loss, where dropout draws other values and so no batch can be compared
+MORE = 0.03  # bytes above the plan's; less does no device harm
 
 
 @dataclass(frozen=True)
@@ -42,26 +46,42 @@ class Verification:
     batches: int
     loss: float  # the largest difference of a batch's loss
     gradient: float  # the median difference of a batch's gradient
+    curve: float  # the largest difference of a batch's loss, each trained by itself
+    own_curve: float  # the same of torch in float32
     mean: float  # the difference of the mean loss
-    memory: float
+    memory: float  # bytes against the plan's
+    counted: bool  # whether the native device held what the manifest says, to the byte
     drops: bool  # dropout draws other values than torch's: then only the mean is compared
 
     @property
     def holds(self) -> bool:
-        follows = self.drops or (self.loss <= LOSS and self.gradient <= GRADIENT)
-        return follows and self.mean <= MEAN and LESS <= self.memory <= MORE
+        if self.drops:
+            follows = self.mean <= MEAN
+        else:
+            follows = self.loss <= LOSS and self.gradient <= GRADIENT and self.curve <= self.allowed
+        return follows and self.counted and self.memory <= MORE
+
+    @property
+    def allowed(self) -> float:
+        return max(CURVE, PARTING * self.own_curve)
 
     def __str__(self) -> str:
         verdict = "verified" if self.holds else "NOT verified"
-        each = f"each batch's loss within {self.loss:.0e} and gradient within {self.gradient:.0e}, "
-        return (
-            f"{verdict} against torch over {self.batches} batches: {'' if self.drops else each}mean loss within "
-            f"{self.mean:.1%}{' (dropout draws other values)' if self.drops else ''}; memory {self.memory:+.1%} of the "
-            "plan's"
-        )
+        if self.drops:
+            found = f"mean loss within {self.mean:.1%} (dropout draws other values)"
+        else:
+            found = (
+                f"each batch's loss within {self.loss:.0e} and gradient within {self.gradient:.0e}, the curve of a "
+                f"training within {self.curve:.1g} (torch's float32: {self.own_curve:.1g})"
+            )
+        held = "" if self.counted else ", NOT as the manifest says"
+        memory = f"memory {self.memory:+.1%} of the plan's{held}"
+        return f"{verdict} against torch over {self.batches} batches: {found}; {memory}"
 
     def to_json(self) -> dict[str, Any]:
-        names = ("batches", "loss", "gradient", "mean", "memory", "drops", "holds")
+        names = (
+            "batches", "loss", "gradient", "curve", "own_curve", "mean", "memory", "counted", "drops", "holds"
+        )  # fmt: skip
         return {name: getattr(self, name) for name in names}
 
 
@@ -74,15 +94,16 @@ def verify(exported: Exported, most: int = BATCHES) -> Verification:
     own = {name: getattr(execution, name) for name in settings_of(Execution)}
     settings = replace(exported.training, **own, epochs=1, shortened=False, kernels=False)
     tensors = {name: value.clone() for name, value in exported.cut.extract(exported_state(exported)).items()}
-    reference = Reference(exported, tensors)
+    reference, single = (Reference(exported, tensors, dtype) for dtype in (torch.float64, torch.float32))
     draws = Draws.of(seeds, Task(0, 0, exported.cut))
     size = exported.manifest["bytes"]
     found: list[float] = []
-    losses, loss_errors, gradient_errors = [], [0.0], [0.0]
+    losses, own_losses, loss_errors, gradient_errors = [], [], [0.0], [0.0]
     with NativeStep.open(exported.folder) as step, seeded(settings.device, seeds.dropout):
         for x, y in itertools.islice(batches(samples, settings, draws), most):
             taken, own_loss = reference.native(step, x, y)
             losses.append(reference.step(x, y, settings))
+            own_losses.append(single.step(x, y, settings))
             loss_errors.append(abs(own_loss - losses[-1]) / abs(losses[-1]))
             gradient_errors.append(reference.gradient_error(taken))
         step.write(TRAINED, reference.row(reference.start))
@@ -103,22 +124,28 @@ def verify(exported: Exported, most: int = BATCHES) -> Verification:
             ),
             lambda batch, batches, loss: bool(found.append(loss)),  # type: ignore[func-returns-value]
         )
+        counted = step.bytes(TOTAL) == size["total"]
+    expected = np.array(losses)
     return Verification(
         batches=len(losses),
         loss=max(loss_errors),
         gradient=float(np.median(gradient_errors[1:])),
+        curve=float(np.abs(np.array(found) - expected).max()),
+        own_curve=float(np.abs(np.array(own_losses) - expected).max()),
         mean=abs(float(np.mean(found) / np.mean(losses)) - 1),
         memory=size["total"] / size["peak"] - 1,
+        counted=counted,
         drops=any(name.startswith("strata::dropout") for name in exported.manifest["operators"]),
     )
 
 
 class Reference:
-    """SGD on the cut's plain submodel, in double precision."""
+    """SGD on the cut's plain submodel."""
 
-    def __init__(self, exported: Exported, tensors: Mapping[str, torch.Tensor]) -> None:
-        self.execution, self.lr = exported.execution, exported.lr
-        self.module = exported.graph.submodel(exported.cut, tensors).train().double()
+    def __init__(self, exported: Exported, tensors: Mapping[str, torch.Tensor], dtype: torch.dtype) -> None:
+        self.execution, self.lr, self.dtype = exported.execution, exported.lr, dtype
+        own_tensors = {name: one.clone() for name, one in tensors.items()}
+        self.module = exported.graph.submodel(exported.cut, own_tensors).train().to(dtype)
         forward = training_forward(exported.graph, exported.cut, self.module, self.execution)
         self.forward = self.module if forward is None else partial(forward, self.module)
         own = dict(self.module.named_parameters())
@@ -134,7 +161,7 @@ class Reference:
         self.module.zero_grad()
         total = 0.0
         for part, targets in zip(inputs, y.split(size), strict=True):
-            taken = (one.double() if one.is_floating_point() else one for one in part)
+            taken = (one.to(self.dtype) if one.is_floating_point() else one for one in part)
             loss = settings.mean_loss(self.forward(*taken), targets) * (len(targets) / len(y))
             loss.backward()
             total += loss.item()
