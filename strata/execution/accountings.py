@@ -41,6 +41,7 @@ class Memory:
     activations: int
     accounting: str
     mapped: int = 0
+    kept: int = 0  # bytes of a sample on the device's disk, of what frozen layers put out
 
 
 def memory(graph: ChannelGraph, cut: Cut, execution: Execution, accounting: str = "peak") -> Memory:
@@ -56,7 +57,9 @@ def memory(graph: ChannelGraph, cut: Cut, execution: Execution, accounting: str 
     passes -= {(samples, False) for samples, accumulated in passes if accumulated}  # it takes more than the first
     placement = placement_for(graph, cut, execution)  # the same for all of them
     found = [_peak(graph, cut, execution, placement, *one) for one in sorted(passes)]
-    return max(found, key=lambda one: one.total)
+    highest = max(found, key=lambda one: one.total)
+    kept = None if placement is None else placement.cached_bytes
+    return replace(highest, kept=kept) if kept else highest
 
 
 def _peak(
