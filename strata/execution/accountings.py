@@ -73,8 +73,10 @@ def _peak(
         weights += _bytes(graph, cut, cut.trained)
     used = {op.state_name for op in ops}  # a parameter that takes no part has neither gradient nor momentum
     trained = [_bytes(graph, cut, [name]) for name in cut.trained if name in used]
+    alone = with_fixed(graph.sized(cut, 1), fixed_norms(graph, cut, execution)) if execution.caches else ()
+    last = channels_last(graph, cut)
     try:
-        found = peak(ops, weights, trained, execution, placement, accumulated, graph.inputs, channels_last(graph, cut))
+        found = peak(ops, weights, trained, execution, placement, accumulated, graph.inputs, last, alone)
     except NoRule:
         return _traced(graph, cut, execution, weights, sum(trained), mapped)
     return Memory(found.total, found.weights, found.gradients, found.activations, "peak", mapped)

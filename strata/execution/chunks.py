@@ -7,7 +7,7 @@ there before the next stretch begins. What the trained part takes is put togethe
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, cast
 
@@ -82,19 +82,27 @@ class ChunkedSegment:
         sources = (source for node in self.nodes for source in node.all_input_nodes if source.op == "get_attr")
         return sorted({str(source.target) for source in sources})
 
-    def run_once(self, module: nn.Module, inputs: Sequence[Tensor], kept: KeptOutputs) -> tuple[Any, ...]:
-        """The samples that are not known yet, one by one; the others are read."""
+    def run_by_one(
+        self, module: nn.Module, inputs: Sequence[Tensor], constants: Collection[str], kept: KeptOutputs | None
+    ) -> tuple[Any, ...]:
+        """Each sample by itself; what is kept of one is read. `constants` are the same for all."""
         samples = len(inputs[0])
         whole: dict[str, Any] = {}
-        keys = [kept.key([one[index] for one in inputs]) for index in range(samples)]
-        lacking = [index for index, key in enumerate(keys) if not kept.read(key, whole, index, samples)]
-        for index in lacking:
+        keys = [kept.key([one[index] for one in inputs]) for index in range(samples)] if kept else []
+        for index in range(samples):
+            if kept and kept.read(keys[index], whole, index, samples):
+                continue
             with torch.no_grad():
-                made = self.code(module, *(one[index : index + 1] for one in inputs))
-            for name, one in zip(self.boundary.outputs, made, strict=True):
-                put(whole, name, one, index, samples)
-            del made, one
-            kept.write(keys[index], {name: whole[name] for name in self.boundary.outputs}, index)
+                made = list(self.code(module, *(one[index : index + 1] for one in inputs)))
+            for name in self.boundary.outputs:
+                one = made.pop(0)
+                if name in constants:
+                    whole[name] = one
+                else:
+                    put(whole, name, one, index, samples)
+                del one
+            if kept:
+                kept.write(keys[index], whole, index, constants)
         return tuple(whole[name] for name in self.boundary.outputs)
 
     def run(self, module: nn.Module, inputs: Sequence[Any], surroundings: Surroundings) -> tuple[Any, ...]:

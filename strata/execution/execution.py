@@ -53,7 +53,7 @@ class Execution:
     cache_prefix: int | None = setting(
         None,
         "keep what frozen layers below all trained ones put out on the device's disk, at most so many bytes (2GiB): "
-        "they then run once, one sample at a time (same bits as --frozen-chunk 1; not with augmentation)",
+        "they then run once, one sample at a time (the bits of doing so in every step; not with augmentation)",
         metavar="SIZE",
         parse=parse_bytes,
         least=1,

@@ -16,7 +16,7 @@ import re
 import secrets
 import shutil
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from math import prod
 from operator import attrgetter
@@ -33,38 +33,47 @@ _DIGEST = re.compile(r"[0-9a-f]{32}")
 
 @dataclass(frozen=True)
 class Layout:
-    """Of one sample of a batch: its own dims, in the order in which they lie in memory."""
+    """Of one sample of a batch: its own dims, in the order in which they lie in memory. `constant`: of a value that is
+    the same for all samples."""
 
     shape: tuple[int, ...]
     strides: tuple[int, ...]
     dtype: torch.dtype
+    constant: bool = False
 
     @classmethod
-    def of(cls, made: Tensor) -> Layout:
-        one = torch.empty_like(made[:1])[0]  # the order in memory, without gaps
+    def of(cls, made: Tensor, constant: bool = False) -> Layout:
+        one = torch.empty_like(made) if constant else torch.empty_like(made[:1])[0]  # the order in memory, no gaps
         last = sum(stride * (size - 1) for stride, size in zip(one.stride(), one.shape, strict=True))
         strides = one.stride() if last + 1 == one.numel() else torch.empty(one.shape, device="meta").stride()
-        return cls(tuple(one.shape), tuple(strides), one.dtype)
+        return cls(tuple(one.shape), tuple(strides), one.dtype, constant)
 
     @property
     def bytes(self) -> int:
         return prod(self.shape) * self.dtype.itemsize
 
     def batch(self, samples: int, like: Tensor | None = None) -> Tensor:
+        if self.constant:
+            return torch.empty_strided(self.shape, self.strides, dtype=self.dtype)
         shape, strides = (samples, *self.shape), (prod(self.shape), *self.strides)
         if like is None:
             return torch.empty_strided(shape, strides, dtype=self.dtype)
         return like.new_empty_strided(shape, strides)
 
     def to_json(self) -> dict[str, Any]:
-        return {"shape": self.shape, "strides": self.strides, "dtype": str(self.dtype).removeprefix("torch.")}
+        return {
+            "shape": self.shape,
+            "strides": self.strides,
+            "dtype": str(self.dtype).removeprefix("torch."),
+            "constant": self.constant,
+        }
 
     @classmethod
     def from_json(cls, value: Any) -> Layout:
         dtype = getattr(torch, value["dtype"])
         if not isinstance(dtype, torch.dtype):
             raise ValueError(value["dtype"])
-        return cls(tuple(map(int, value["shape"])), tuple(map(int, value["strides"])), dtype)
+        return cls(tuple(map(int, value["shape"])), tuple(map(int, value["strides"])), dtype, bool(value["constant"]))
 
 
 def put(whole: dict[str, Any], name: str, made: Any, start: int, samples: int) -> Any:
@@ -121,17 +130,18 @@ class KeptOutputs:
                     continue
                 if name not in whole:
                     whole[name] = layout.batch(samples)
-                place = _bytes(whole[name][index])
+                place = _bytes(whole[name] if layout.constant else whole[name][index])
                 if file.readinto(place) != len(place):
                     return False
                 check = zlib.crc32(place, check)
             return file.read() == check.to_bytes(4, "big")
 
-    def write(self, key: str, whole: dict[str, Any], index: int) -> None:
+    def write(self, key: str, whole: dict[str, Any], index: int, constants: Collection[str] = ()) -> None:
         """The sample's share of `whole`, where there is room for it."""
         if self.layouts is None:
-            self._write_layouts(whole)
-        parts = [_bytes(one[index]) for one in whole.values() if isinstance(one, Tensor)]
+            self._write_layouts(whole, constants)
+        tensors = {name: one for name, one in whole.items() if isinstance(one, Tensor)}
+        parts = [_bytes(one if name in constants else one[index]) for name, one in tensors.items()]
         size = sum(map(len, parts)) + 4
         if self.used + size > self.limit:
             return
@@ -156,8 +166,10 @@ class KeptOutputs:
             return False
         return True
 
-    def _write_layouts(self, whole: dict[str, Any]) -> None:
-        self.layouts = {name: Layout.of(one) if isinstance(one, Tensor) else None for name, one in whole.items()}
+    def _write_layouts(self, whole: dict[str, Any], constants: Collection[str]) -> None:
+        self.layouts = {
+            name: Layout.of(one, name in constants) if isinstance(one, Tensor) else None for name, one in whole.items()
+        }
         known = {name: None if one is None else one.to_json() for name, one in self.layouts.items()}
         self._put(LAYOUT, [json.dumps(known).encode()])
 

@@ -18,6 +18,7 @@ import torch
 from torch import fx, nn
 
 from strata.core.errors import BadInput
+from strata.execution.apart import CONSTANT, kinds_of
 from strata.execution.chunks import is_barrier, may_be_chunked
 from strata.execution.compute import forward_by_operation
 from strata.execution.layout import channels_last
@@ -86,7 +87,7 @@ def place(
     chunked = (
         []
         if chunk is None or (chunk >= batch and not apart)
-        else _chunkable(graph, ops, first, observe(ops, _moved(first, everything), last))
+        else _chunkable(graph, ops, first, observe(ops, _moved(first, everything), last), apart)
     )
     if segments is None:
         return Placement(_moved(chunked, everything), len(chunked), (), (), 0, len(chunked), chunk)
@@ -132,14 +133,17 @@ def _kept(graph: ChannelGraph, cut: Cut, batch: int, placement: Placement) -> Pl
     """With what is saved where the first operations' outputs are kept, and their bytes."""
     ops = graph.sized(cut, batch)
     calls = _calls(ops)
-    inside = {calls[index].name for index in placement.order[: placement.chunked]}
+    inside = {calls[index].name: index for index in placement.order[: placement.chunked]}
     used = {source for op in ops if op.name not in inside for source in op.inputs}
-    handed_on = [op for op in calls if op.name in inside & used and op.dtype is not None]
-    work = forward_by_operation(graph, cut)
+    handed_on = [op for op in calls if op.name in inside and op.name in used and op.dtype is not None]
+    kinds, work = kinds_of(graph), forward_by_operation(graph, cut)
+    constants = [op for op in handed_on if kinds.get(op.name) == CONSTANT]
+    own = [op.shape[1:] if op not in constants else op.shape for op in handed_on]
     return replace(
         placement,
         cached_flops=sum(work[index] for index in placement.order[: placement.chunked]),
-        cached_bytes=sum(prod(op.shape[1:]) * itemsize(op) for op in handed_on),
+        cached_bytes=sum(prod(shape) * itemsize(op) for op, shape in zip(handed_on, own, strict=True)),
+        constants=tuple(inside[op.name] for op in constants),
     )
 
 
@@ -243,16 +247,13 @@ def _moved(first: Sequence[int], rest: Iterable[int]) -> tuple[int, ...]:
     return (*first, *(index for index in rest if index not in early))
 
 
-def _chunkable(graph: ChannelGraph, ops: Sequence[SizedOp], first: Sequence[int], observed: Observed) -> list[int]:
+def _chunkable(
+    graph: ChannelGraph, ops: Sequence[SizedOp], first: Sequence[int], observed: Observed, by_trial: bool = False
+) -> list[int]:
     """Which of the operations that may come first, and were observed there, may run some samples at a time: up to one
     in which samples meet elsewhere than in a batch norm; and so that nothing remains of them but batches of samples,
-    which are not written in place later."""
-    mode = graph.mode("train")
-    nodes = {node.name: node for node in mode.graph.nodes}
-    batch = str(mode.inputs[0].meta["val"].shape[0])
+    which are not written in place later. `by_trial`: one sample at a time, and values are looked at (apart.py)."""
     calls = _calls(ops)
-    apart = [_is_apart(calls[index], nodes, batch) for index in first]
-    most = next((number for number, one in enumerate(apart) if not one), len(apart))
     forbidden = _written_later(observed)
     users: dict[str, set[str]] = {}
     for op in ops:
@@ -263,11 +264,25 @@ def _chunkable(graph: ChannelGraph, ops: Sequence[SizedOp], first: Sequence[int]
         inside = {calls[index].name for index in chosen}
         return [calls[index] for index in chosen if users.get(calls[index].name, set()) - inside]
 
+    if by_trial:
+        kinds = kinds_of(graph)
+        most = len(first)
+
+        def suits(op: SizedOp) -> bool:
+            return op.name in kinds or (op.kind == "cut" and op.inputs[0] in kinds)
+
+    else:
+        mode = graph.mode("train")
+        nodes = {node.name: node for node in mode.graph.nodes}
+        batch = str(mode.inputs[0].meta["val"].shape[0])
+        apart = [_is_apart(calls[index], nodes, batch) for index in first]
+        most = next((number for number, one in enumerate(apart) if not one), len(apart))
+
+        def suits(op: SizedOp) -> bool:
+            return isinstance(op.shape, tuple) or family(nodes[op.name]) == "sym_size"
+
     def fits(end: int) -> bool:
-        left = crossing(first[:end])
-        return end not in forbidden and all(
-            isinstance(op.shape, tuple) or family(nodes[op.name]) == "sym_size" for op in left
-        )
+        return end not in forbidden and all(suits(op) for op in crossing(first[:end]))
 
     chosen = list(first[: next(end for end in range(most, -1, -1) if end == 0 or fits(end))])
     for index in reversed(chosen):  # a part of what is handed on anyway is taken there, not kept beside it

@@ -43,6 +43,7 @@ class Placement:
     chunk: int | None = None  # ...so many samples at a time
     cached_flops: int = 0  # per sample, of those, where what they put out may be kept...
     cached_bytes: int | None = None  # ...and its bytes; None: it is not kept
+    constants: tuple[int, ...] = ()  # operations whose result, which is handed on, is the same for whatever batch
 
     @property
     def is_plain(self) -> bool:
@@ -116,6 +117,7 @@ class Segmented:
     """The forward pass of a SubModel in training, in segments. Knows the module's code, not the module."""
 
     def __init__(self, graph: fx.Graph, placement: Placement) -> None:
+        self.constants: frozenset[str] | None = None  # of a frozen part that runs sample by sample; None: there is none
         self.frozen_names: list[str] | None = None  # weights and buffers of a frozen part that runs by itself
         nodes = [node for node in graph.nodes if node.op == "call_function"]
         self.inputs = [node.name for node in graph.nodes if node.op == "placeholder"]
@@ -133,6 +135,8 @@ class Segmented:
             first = _runnable(parts[0][0], bounds[0], by_name, None)
             chunked = ChunkedSegment(parts[0][0], bounds[0], first.code, placement.chunk)
             self.segments[0], self.frozen_names = chunked, chunked.weights
+            if placement.cached_bytes is not None:
+                self.constants = frozenset(nodes[index].name for index in placement.constants)
 
     def __call__(
         self,
@@ -149,8 +153,8 @@ class Segmented:
             inputs = [values[name] for name in boundary.inputs]
             for name in boundary.gone:
                 del values[name]
-            if kept is not None and isinstance(segment, ChunkedSegment):
-                made = segment.run_once(module, inputs, kept)
+            if self.constants is not None and isinstance(segment, ChunkedSegment):
+                made = segment.run_by_one(module, inputs, self.constants, kept)
             else:
                 made = segment.run(module, inputs, surroundings)
             values |= zip(boundary.outputs, made, strict=True)
