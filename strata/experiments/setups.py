@@ -56,7 +56,8 @@ _LABELS = {
     "cifar10": "CIFAR10", "cifar100": "CIFAR100", "femnist": "FEMNIST", "tinyimagenet": "TinyImageNet",
     "imagenet64": "ImageNet (64×64)", "resnet20": "ResNet20", "resnet44": "ResNet44", "resnet56": "ResNet56",
     "densenet40": "DenseNet40", "banking77": "Banking77", "20newsgroups": "20 Newsgroups",
-    "shakespeare": "Shakespeare", "minilm-l6": "MiniLM-L6", "dirichlet:0.1": "non-iid (Dirichlet 0.1)", "user": "by writer",
+    "shakespeare": "Shakespeare", "minilm-l6": "MiniLM-L6",
+    "dirichlet:0.1": "non-iid (Dirichlet 0.1)", "user": "by writer",
 }  # fmt: skip
 
 
