@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 SAMPLES = 3
 OWN, CONSTANT = "own", "constant"  # dim 0 is the batch, and each row is its sample's; the same for whatever batch
-CLOSE = {"rtol": 1e-3, "atol": 1e-5}  # the same numbers, rounded otherwise
+CLOSE, NEAR_ZERO = 1e-3, 1e-5  # the same numbers, rounded otherwise
 
 
 @lru_cache(maxsize=8)
@@ -59,7 +59,7 @@ def _values(graph: fx.Graph, module: Any, inputs: list[Tensor]) -> list[Any]:
                 values[node] = attrgetter(str(node.target))(module)
             elif node.op == "call_function":
                 args, kwargs = cast(Any, fx.node.map_arg((node.args, node.kwargs), lambda n: values[n]))
-                values[node] = node.target(*args, **kwargs)  # type: ignore[operator]
+                values[node] = node.target(*args, **kwargs)
                 made.append(values[node].clone() if isinstance(values[node], Tensor) else values[node])
     return made
 
@@ -78,7 +78,7 @@ def _kind(whole: Any, alone: list[Any]) -> str | None:
 def _alike(one: Tensor, other: Tensor) -> bool:
     if one.shape != other.shape or one.dtype != other.dtype:
         return False
-    return torch.allclose(one, other, **CLOSE) if one.is_floating_point() else torch.equal(one, other)
+    return torch.allclose(one, other, CLOSE, NEAR_ZERO) if one.is_floating_point() else torch.equal(one, other)
 
 
 def _weight(shape: tuple[int, ...], dtype: torch.dtype, generator: torch.Generator) -> Tensor:

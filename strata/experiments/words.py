@@ -105,9 +105,7 @@ def table_words(asked: Asked) -> Experiment:
 
 def _table(name: str, rows: Sequence[tuple[Row, list[CellResult]]]) -> Table:
     lines = [
-        (what, label(cell.method), cell.level, *_columns(one))
-        for (what, cell), own in rows
-        for one in own or (None,)  # type: ignore[list-item]
+        (what, label(cell.method), cell.level, *_columns(one)) for (what, cell), own in rows for one in own or (None,)
     ]
     header = ("budget", "method", "bytes", "accuracy in %", "measured peak", "on disk", "upload", "training", "rounds")
     return Table(name, header, tuple(lines))

@@ -18,12 +18,13 @@ class Block(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         y = self.before(x)
-        parts = (self._by_head(layer(y)) for layer in (self.query, self.key, self.value))
-        y = functional.scaled_dot_product_attention(*parts, is_causal=True)  # [batch, heads, positions, width / heads]
+        query, key, value = (self._by_head(layer(y)) for layer in (self.query, self.key, self.value))
+        y = functional.scaled_dot_product_attention(query, key, value, is_causal=True)
         x = x + self.out(y.transpose(1, 2).flatten(2))
         return x + self.down(functional.gelu(self.up(self.after(x))))
 
     def _by_head(self, x: Tensor) -> Tensor:
+        """[batch, heads, positions, width / heads]"""
         return x.unflatten(2, (self.heads, -1)).transpose(1, 2)
 
 

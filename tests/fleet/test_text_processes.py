@@ -47,8 +47,12 @@ def test_devices_with_text_train_pairs_and_upper_layers(tmp_path: Path) -> None:
         devices = [
             fleet.device(
                 DeviceSettings(
-                    name, budget=1 << 20, data=write_rows(tmp_path / f"{name}.jsonl", 60, 100 * index),
-                    cache=str(tmp_path / name), models=(MODEL,), reading=(("length", LENGTH),),
+                    name,
+                    budget=1 << 20,
+                    data=write_rows(tmp_path / f"{name}.jsonl", 60, 100 * index),
+                    cache=str(tmp_path / name),
+                    models=(MODEL,),
+                    reading=(("length", LENGTH),),
                 )  # fmt: skip
             )
             for index, name in enumerate(("ant", "bee"))
