@@ -43,8 +43,8 @@ SETUPS = {
         Setup("imagenet64", 1000, (3, 64, 64), 500, 10, 4000, 1_281_167, 50_000, "imagenet64"),
         # not of the paper: text, by MiniLM's tokenizer and by characters
         Setup("banking77", 77, (32,), 100, 10, 30, 10_003, 3_080, "none", vocabulary=30_522),
-        Setup("20newsgroups", 20, (128,), 100, 10, 20, 11_314, 7_532, "none", vocabulary=30_522),
-        Setup("shakespeare", 92, (80,), 100, 10, 60, 5_000, 10_000, "none", vocabulary=92),
+        Setup("20newsgroups", 20, (64,), 100, 10, 30, 11_314, 7_532, "none", vocabulary=30_522),
+        Setup("shakespeare", 75, (80,), 100, 10, 200, 4_266, 10_402, "none", vocabulary=75),
         Setup("digits", 10, (3, 32, 32), 30, 5, 100, 1500, 297, "none"),  # not of the paper: for trying things out
     )
 }

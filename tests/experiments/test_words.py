@@ -25,7 +25,8 @@ def test_cells_and_a_table_before_any_run(tmp_path: Path) -> None:
     ]
     for run in made.runs:
         execution, method = run.request.execution, run.request.approach.method
-        assert execution.caches == (run.cell.model == "minilm-l6" and method in ("top", "window"))
+        keeps = method in ("top", "window") and run.cell.level not in ("236.6MiB", "242.2MiB")
+        assert execution.caches == (run.cell.model == "minilm-l6" and keeps)
         if run.cell.model == "minilm-l6":
             assert run.request.problem.model == f"hf:{tmp_path / 'minilm-l6'}" and execution.update_rule == "adamw"
     files = made.render(Results(tmp_path / "none"), tmp_path)
