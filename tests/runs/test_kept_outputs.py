@@ -49,10 +49,10 @@ def top(frozen: int = 2) -> Top:
 def test_the_bits_of_a_run_that_keeps_nothing(tmp_path: Path, method: str, exact: bool) -> None:
     made: Any = {
         "top": top(),
-        "window": Window(tiny.graph(), (((1, 2), (2, 3)),), rounds=4),
-        "slt": tiny.method("slt", rounds=4),
+        "window": Window(tiny.graph(), (((1, 2), (2, 3)),), rounds=5),
+        "slt": tiny.method("slt", rounds=5),
     }[method]
-    options = {"method": made, "rounds": 4, "exact": True}
+    options = {"method": made, "rounds": 5, "exact": True}
     tiny_run(tmp_path / "by one", training=BY_ONE, **options)
     result = tiny_run(tmp_path / "kept", training=KEPT, **{**options, "exact": exact})
     (lines, weights), (own_lines, own_weights) = bits(tmp_path / "by one"), bits(tmp_path / "kept")
