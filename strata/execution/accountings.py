@@ -41,6 +41,7 @@ class Memory:
     activations: int
     accounting: str
     mapped: int = 0
+    kept: int = 0  # bytes of a sample on the device's disk, of what frozen layers put out
 
 
 def memory(graph: ChannelGraph, cut: Cut, execution: Execution, accounting: str = "peak") -> Memory:
@@ -56,7 +57,9 @@ def memory(graph: ChannelGraph, cut: Cut, execution: Execution, accounting: str 
     passes -= {(samples, False) for samples, accumulated in passes if accumulated}  # it takes more than the first
     placement = placement_for(graph, cut, execution)  # the same for all of them
     found = [_peak(graph, cut, execution, placement, *one) for one in sorted(passes)]
-    return max(found, key=lambda one: one.total)
+    highest = max(found, key=lambda one: one.total)
+    kept = None if placement is None else placement.cached_bytes
+    return replace(highest, kept=kept) if kept else highest
 
 
 def _peak(
@@ -70,8 +73,10 @@ def _peak(
         weights += _bytes(graph, cut, cut.trained)
     used = {op.state_name for op in ops}  # a parameter that takes no part has neither gradient nor momentum
     trained = [_bytes(graph, cut, [name]) for name in cut.trained if name in used]
+    alone = with_fixed(graph.sized(cut, 1), fixed_norms(graph, cut, execution)) if execution.caches else ()
+    last = channels_last(graph, cut)
     try:
-        found = peak(ops, weights, trained, execution, placement, accumulated, graph.inputs, channels_last(graph, cut))
+        found = peak(ops, weights, trained, execution, placement, accumulated, graph.inputs, last, alone)
     except NoRule:
         return _traced(graph, cut, execution, weights, sum(trained), mapped)
     return Memory(found.total, found.weights, found.gradients, found.activations, "peak", mapped)

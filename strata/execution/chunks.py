@@ -7,13 +7,14 @@ there before the next stretch begins. What the trained part takes is put togethe
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor, fx, nn
 
+from strata.execution.kept_outputs import KeptOutputs, put
 from strata.ops import keeps_samples_apart
 from strata.ops.channels import family
 
@@ -75,6 +76,35 @@ class ChunkedSegment:
         for name, index in last.items():
             self.gone[index].append(name)
 
+    @property
+    def weights(self) -> list[str]:
+        """And buffers that it reads."""
+        sources = (source for node in self.nodes for source in node.all_input_nodes if source.op == "get_attr")
+        return sorted({str(source.target) for source in sources})
+
+    def run_by_one(
+        self, module: nn.Module, inputs: Sequence[Tensor], constants: Collection[str], kept: KeptOutputs | None
+    ) -> tuple[Any, ...]:
+        """Each sample by itself; what is kept of one is read. `constants` are the same for all."""
+        samples = len(inputs[0])
+        whole: dict[str, Any] = {}
+        keys = [kept.key([one[index] for one in inputs]) for index in range(samples)] if kept else []
+        for index in range(samples):
+            if kept and kept.read(keys[index], whole, index, samples):
+                continue
+            with torch.no_grad():
+                made = list(self.code(module, *(one[index : index + 1] for one in inputs)))
+            for name in self.boundary.outputs:
+                one = made.pop(0)
+                if name in constants:
+                    whole[name] = one
+                else:
+                    put(whole, name, one, index, samples)
+                del one
+            if kept:
+                kept.write(keys[index], whole, index, constants)
+        return tuple(whole[name] for name in self.boundary.outputs)
+
     def run(self, module: nn.Module, inputs: Sequence[Any], surroundings: Surroundings) -> tuple[Any, ...]:
         samples = len(inputs[0])
         if samples <= self.size:
@@ -128,26 +158,8 @@ class ChunkedSegment:
                 made = node.target(*args, **kwargs)  # type: ignore[operator]
             del args, kwargs
             if node.name in self.boundary.outputs:
-                made = _put(whole, node.name, made, start, samples)
+                made = put(whole, node.name, made, start, samples)
             values[node.name] = made
             del made
             for name in self.gone[index]:
                 values.pop(name, None)
-
-
-def _put(whole: dict[str, Any], name: str, made: Any, start: int, samples: int) -> Any:
-    """The chunk's share of the whole, which is made with the first of them."""
-    if not isinstance(made, Tensor):  # the number of samples
-        whole[name] = samples
-        return made
-    if name not in whole:
-        one = torch.empty_like(made[:1])[0]  # the order in memory, without gaps
-        last = sum(stride * (size - 1) for stride, size in zip(one.stride(), one.shape, strict=True))
-        shape = (samples, *one.shape)
-        if last + 1 == one.numel():
-            whole[name] = made.new_empty_strided(shape, (one.numel(), *one.stride()))
-        else:
-            whole[name] = made.new_empty(shape)
-    place: Tensor = whole[name][start : start + len(made)]
-    place.copy_(made)
-    return place

@@ -7,6 +7,7 @@ from typing import Any
 
 from strata.core.errors import BadInput
 from strata.core.settings import Needs, check, setting, settings_of
+from strata.core.sizes import parse_bytes
 
 PRECISIONS = ("float32", "bfloat16")
 UPDATE_RULES = ("sgd", "adam", "adamw")
@@ -45,6 +46,16 @@ class Execution:
         None,
         "samples at a time through layers that are frozen; batch norm still sees all of the (micro-)batch",
         metavar="N",
+        least=1,
+        whole=True,
+        since=2,
+    )
+    cache_prefix: int | None = setting(
+        None,
+        "keep what frozen layers below all trained ones put out on the device's disk, at most so many bytes (2GiB): "
+        "they then run once, one sample at a time (the bits of doing so in every step; not with augmentation)",
+        metavar="SIZE",
+        parse=parse_bytes,
         least=1,
         whole=True,
         since=2,
@@ -99,6 +110,11 @@ class Execution:
         number = isinstance(segments, int) and not isinstance(segments, bool) and segments >= 2
         if segments is not None and segments != "auto" and not number:
             raise BadInput(f"activation checkpointing takes auto or a number of segments from 2, not {segments!r}")
+        if self.caches and self.frozen_chunk is not None:
+            raise BadInput(
+                "frozen layers whose outputs are kept run one sample at a time: leave out either frozen_chunk or "
+                "cache_prefix"
+            )
         if self.release_gradients and self.in_parts:
             raise BadInput(
                 f"gradients are summed over the parts of {self.micro_batch} of a batch of {self.batch_size}, so they "
@@ -125,6 +141,7 @@ class Execution:
         ways = [
             ("activations recomputed", self.activation_checkpointing is not None),
             (f"frozen layers by {self.frozen_chunk}", self.frozen_chunk is not None),
+            ("outputs of frozen layers kept on disk", self.caches),
             ("gradients released", self.release_gradients),
             ("frozen weights mapped", self.maps),
             (f"momentum in {self.momentum_dtype}", self.momentum_dtype != "float32"),
@@ -148,11 +165,21 @@ class Execution:
         return (
             self.micro_batch is not None
             or self.activation_checkpointing is not None
-            or self.frozen_chunk is not None
+            or self.frozen_at_once is not None
             or self.release_gradients
             or self.maps
             or self.momentum_dtype != "float32"
         )
+
+    @property
+    def caches(self) -> bool:
+        return self.cache_prefix is not None
+
+    @property
+    def frozen_at_once(self) -> int | None:
+        """Samples at a time through layers that are frozen; None: as through the others. What is kept of a sample must
+        not depend on those beside it."""
+        return 1 if self.caches else self.frozen_chunk
 
     @property
     def maps(self) -> bool:

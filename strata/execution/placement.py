@@ -9,7 +9,7 @@ read off the simulation (simulated.py), which also says what a step with the cut
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import prod
 from typing import TYPE_CHECKING, Any
 
@@ -17,10 +17,12 @@ import numpy as np
 import torch
 from torch import fx, nn
 
-from strata.execution.chunks import may_be_chunked
+from strata.core.errors import BadInput
+from strata.execution.apart import CONSTANT, kinds_of
+from strata.execution.chunks import is_barrier, may_be_chunked
 from strata.execution.compute import forward_by_operation
 from strata.execution.layout import channels_last
-from strata.execution.norm_statistics import fixed_norms
+from strata.execution.norm_statistics import fixed_norms, with_fixed
 from strata.execution.segments import Placement, Segmented, writes
 from strata.execution.simulated import Pass, Values, each
 from strata.graph import Ref
@@ -41,10 +43,13 @@ MOST_PLACES = 200  # of large graphs only those with the fewest live bytes are t
 
 def placement_for(graph: ChannelGraph, cut: Cut, execution: Execution) -> Placement | None:
     """None: the network runs as a whole."""
-    segments, chunk = execution.activation_checkpointing, execution.frozen_chunk
+    segments, chunk = execution.activation_checkpointing, execution.frozen_at_once
     if segments is None and chunk is None:
         return None
-    found = place(graph, cut, segments, execution.at_once, chunk)
+    found = place(graph, cut, segments, execution.at_once, chunk, execution.caches)
+    if execution.caches:
+        _check_constant(graph, cut, execution)
+        found = _kept(graph, cut, execution.at_once, found)
     return None if found.is_plain else found
 
 
@@ -63,10 +68,17 @@ def forward_of(module: nn.Module, placement: Placement | None, fixed: frozenset[
     return compiled(training, "train") if fixed else None
 
 
-def place(graph: ChannelGraph, cut: Cut, segments: int | str | None, batch: int, chunk: int | None = None) -> Placement:
+def place(
+    graph: ChannelGraph,
+    cut: Cut,
+    segments: int | str | None,
+    batch: int,
+    chunk: int | None = None,
+    apart: bool = False,
+) -> Placement:
     """For at most this many segments ("auto": any number; None: nothing is recomputed): the lowest peak, with no more
     segments than it takes to be within one percent of it. With a `chunk`, frozen operations that come first run so many
-    samples at a time. A pure function."""
+    samples at a time; `apart`: also where that is no fewer than there are. A pure function."""
     ops = graph.sized(cut, batch)
     last = channels_last(graph, cut)
     observed = observe(ops, channels_last=last)
@@ -74,8 +86,8 @@ def place(graph: ChannelGraph, cut: Cut, segments: int | str | None, batch: int,
     everything = range(len(observed.calls))
     chunked = (
         []
-        if chunk is None or chunk >= batch
-        else _chunkable(graph, ops, first, observe(ops, _moved(first, everything), last))
+        if chunk is None or (chunk >= batch and not apart)
+        else _chunkable(graph, ops, first, observe(ops, _moved(first, everything), last), apart)
     )
     if segments is None:
         return Placement(_moved(chunked, everything), len(chunked), (), (), 0, len(chunked), chunk)
@@ -98,6 +110,45 @@ def place(graph: ChannelGraph, cut: Cut, segments: int | str | None, batch: int,
         len(chunked),
         chunk,
     )
+
+
+def _check_constant(graph: ChannelGraph, cut: Cut, execution: Execution) -> None:
+    """What frozen layers put out can be kept only where it is the same every time."""
+    ops = with_fixed(graph.sized(cut, 2), fixed_norms(graph, cut, execution))
+    observed = observe(ops, channels_last=channels_last(graph, cut))
+    frozen = [op for op, call in zip(_calls(ops), observed.calls, strict=True) if not call.gradient]
+    if any(is_barrier(op.target, op.args) for op in frozen):
+        raise BadInput(
+            "what frozen layers put out depends on the batch, by whose statistics their batch norms go: give "
+            "--norm-statistics frozen with --cache-prefix, or leave it out"
+        )
+    if any(draws(op) for op in frozen):
+        raise BadInput(
+            "frozen layers draw random numbers (dropout), so what they put out is never the same twice: set their "
+            "dropout to 0 (of an hf: model in its config.json), or leave out --cache-prefix"
+        )
+
+
+def _kept(graph: ChannelGraph, cut: Cut, batch: int, placement: Placement) -> Placement:
+    """With what is saved where the first operations' outputs are kept, and their bytes."""
+    ops = graph.sized(cut, batch)
+    calls = _calls(ops)
+    inside = {calls[index].name: index for index in placement.order[: placement.chunked]}
+    used = {source for op in ops if op.name not in inside for source in op.inputs}
+    handed_on = [op for op in calls if op.name in inside and op.name in used and op.dtype is not None]
+    kinds, work = kinds_of(graph), forward_by_operation(graph, cut)
+    constants = [op for op in handed_on if kinds.get(op.name) == CONSTANT]
+    own = [op.shape[1:] if op not in constants else op.shape for op in handed_on]
+    return replace(
+        placement,
+        cached_flops=sum(work[index] for index in placement.order[: placement.chunked]),
+        cached_bytes=sum(prod(shape) * itemsize(op) for op, shape in zip(handed_on, own, strict=True)),
+        constants=tuple(inside[op.name] for op in constants),
+    )
+
+
+def _calls(ops: Sequence[SizedOp]) -> list[SizedOp]:
+    return [op for op in ops if op.kind == "op" or op.kind == "cut"]
 
 
 # --- what a forward pass does ----------------------------------------------------------------------------------------
@@ -174,7 +225,7 @@ def frozen_first(ops: Sequence[SizedOp], observed: Observed) -> list[int]:
     So a frozen layer's result is cut to what trained layers take of it at once, and segments need not keep it whole.
     None of them may pass one that writes what it reads, or reads what it writes; what only counts batches stays.
     """
-    calls = [op for op in ops if op.kind == "op" or op.kind == "cut"]
+    calls = _calls(ops)
     waiting = {op.name for op in calls}
     early: list[int] = []
     read: set[int] = set()
@@ -196,16 +247,13 @@ def _moved(first: Sequence[int], rest: Iterable[int]) -> tuple[int, ...]:
     return (*first, *(index for index in rest if index not in early))
 
 
-def _chunkable(graph: ChannelGraph, ops: Sequence[SizedOp], first: Sequence[int], observed: Observed) -> list[int]:
+def _chunkable(
+    graph: ChannelGraph, ops: Sequence[SizedOp], first: Sequence[int], observed: Observed, by_trial: bool = False
+) -> list[int]:
     """Which of the operations that may come first, and were observed there, may run some samples at a time: up to one
     in which samples meet elsewhere than in a batch norm; and so that nothing remains of them but batches of samples,
-    which are not written in place later."""
-    mode = graph.mode("train")
-    nodes = {node.name: node for node in mode.graph.nodes}
-    batch = str(mode.inputs[0].meta["val"].shape[0])
-    calls = [op for op in ops if op.kind == "op" or op.kind == "cut"]
-    apart = [_is_apart(calls[index], nodes, batch) for index in first]
-    most = next((number for number, one in enumerate(apart) if not one), len(apart))
+    which are not written in place later. `by_trial`: one sample at a time, and values are looked at (apart.py)."""
+    calls = _calls(ops)
     forbidden = _written_later(observed)
     users: dict[str, set[str]] = {}
     for op in ops:
@@ -216,11 +264,25 @@ def _chunkable(graph: ChannelGraph, ops: Sequence[SizedOp], first: Sequence[int]
         inside = {calls[index].name for index in chosen}
         return [calls[index] for index in chosen if users.get(calls[index].name, set()) - inside]
 
+    if by_trial:
+        kinds = kinds_of(graph)
+        most = len(first)
+
+        def suits(op: SizedOp) -> bool:
+            return op.name in kinds or (op.kind == "cut" and op.inputs[0] in kinds)
+
+    else:
+        mode = graph.mode("train")
+        nodes = {node.name: node for node in mode.graph.nodes}
+        batch = str(mode.inputs[0].meta["val"].shape[0])
+        apart = [_is_apart(calls[index], nodes, batch) for index in first]
+        most = next((number for number, one in enumerate(apart) if not one), len(apart))
+
+        def suits(op: SizedOp) -> bool:
+            return isinstance(op.shape, tuple) or family(nodes[op.name]) == "sym_size"
+
     def fits(end: int) -> bool:
-        left = crossing(first[:end])
-        return end not in forbidden and all(
-            isinstance(op.shape, tuple) or family(nodes[op.name]) == "sym_size" for op in left
-        )
+        return end not in forbidden and all(suits(op) for op in crossing(first[:end]))
 
     chosen = list(first[: next(end for end in range(most, -1, -1) if end == 0 or fits(end))])
     for index in reversed(chosen):  # a part of what is handed on anyway is taken there, not kept beside it

@@ -19,6 +19,7 @@ from torch.utils.checkpoint import checkpoint
 
 from strata.core.errors import BadInput
 from strata.execution.chunks import ChunkedSegment
+from strata.execution.kept_outputs import KeptOutputs
 
 aten = torch.ops.aten
 # where momentum stands among the arguments
@@ -40,6 +41,9 @@ class Placement:
     recomputed_flops: int  # per sample, on top of an ordinary training step
     chunked: int = 0  # ...and those before this one...
     chunk: int | None = None  # ...so many samples at a time
+    cached_flops: int = 0  # per sample, of those, where what they put out may be kept...
+    cached_bytes: int | None = None  # ...and its bytes; None: it is not kept
+    constants: tuple[int, ...] = ()  # operations whose result, which is handed on, is the same for whatever batch
 
     @property
     def is_plain(self) -> bool:
@@ -113,6 +117,8 @@ class Segmented:
     """The forward pass of a SubModel in training, in segments. Knows the module's code, not the module."""
 
     def __init__(self, graph: fx.Graph, placement: Placement) -> None:
+        self.constants: frozenset[str] | None = None  # of a frozen part that runs sample by sample; None: there is none
+        self.frozen_names: list[str] | None = None  # weights and buffers of a frozen part that runs by itself
         nodes = [node for node in graph.nodes if node.op == "call_function"]
         self.inputs = [node.name for node in graph.nodes if node.op == "placeholder"]
         (self.output,) = (source.name for node in graph.nodes if node.op == "output" for source in node.all_input_nodes)
@@ -127,18 +133,32 @@ class Segmented:
         if placement.chunked:
             assert placement.chunk is not None
             first = _runnable(parts[0][0], bounds[0], by_name, None)
-            self.segments[0] = ChunkedSegment(parts[0][0], bounds[0], first.code, placement.chunk)
+            chunked = ChunkedSegment(parts[0][0], bounds[0], first.code, placement.chunk)
+            self.segments[0], self.frozen_names = chunked, chunked.weights
+            if placement.cached_bytes is not None:
+                self.constants = frozenset(nodes[index].name for index in placement.constants)
 
-    def __call__(self, module: nn.Module, *batch: Tensor, surroundings: Surroundings = nullcontext) -> Tensor:
-        """`surroundings` make the second run, within backward, round like the first."""
+    def __call__(
+        self,
+        module: nn.Module,
+        *batch: Tensor,
+        surroundings: Surroundings = nullcontext,
+        kept: KeptOutputs | None = None,
+    ) -> Tensor:
+        """`surroundings` make the second run, within backward, round like the first. `kept`: what the frozen part,
+        which comes first, has put out before."""
         values: dict[str, Any] = dict(zip(self.inputs, batch, strict=True))
         for segment in self.segments:
             boundary = segment.boundary
             inputs = [values[name] for name in boundary.inputs]
             for name in boundary.gone:
                 del values[name]
-            values |= zip(boundary.outputs, segment.run(module, inputs, surroundings), strict=True)
-            del inputs
+            if self.constants is not None and isinstance(segment, ChunkedSegment):
+                made = segment.run_by_one(module, inputs, self.constants, kept)
+            else:
+                made = segment.run(module, inputs, surroundings)
+            values |= zip(boundary.outputs, made, strict=True)
+            del inputs, made
         result: Tensor = values[self.output]
         return result
 

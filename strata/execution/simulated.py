@@ -53,13 +53,14 @@ def peak(
     accumulated: bool = False,
     inputs: InputSpec | None = None,
     channels_last: bool = False,
+    alone: Sequence[SizedOp] = (),
 ) -> Peak:
     """Of one pass over the SizedOps of a cut, which are those of a batch or a part of it.
 
     `state_bytes` are those of all weights and buffers, `trained_sizes` the bytes of each trained parameter;
     `accumulated`: their gradients are there, from earlier parts. `inputs` say how the data holds samples that wait for
-    their part; `channels_last`: how images lie (layout.py). Raises NoRule for an operator that has no rule and cannot
-    be learned.
+    their part; `channels_last`: how images lie (layout.py); `alone`: the operations of a single sample, where frozen
+    layers take one by one. Raises NoRule for an operator that has no rule and cannot be learned.
     """
     trained = sum(trained_sizes)
     momenta = execution.slot_bytes(trained)
@@ -67,7 +68,7 @@ def peak(
     sim = Simulation(standing, gradients=trained if accumulated else 0)
     if execution.release_gradients:
         sim.step = lambda size: execution.step_copies * size
-    logits = Pass(sim, ops, channels_last).run(placement)
+    logits = Pass(sim, ops, channels_last, alone).run(placement)
     sim.run_backward(_loss(sim, logits))
     if not execution.release_gradients:  # the optimizer goes through the parameters one by one
         sim.passing(execution.step_copies * max(trained_sizes, default=0))
@@ -95,8 +96,11 @@ Values = dict[str, Any]  # by the operation's name: a Value, a list of them, or 
 class Pass:
     """A forward pass over the operations of a network."""
 
-    def __init__(self, sim: Simulation, ops: Sequence[SizedOp], channels_last: bool) -> None:
+    def __init__(
+        self, sim: Simulation, ops: Sequence[SizedOp], channels_last: bool, alone: Sequence[SizedOp] = ()
+    ) -> None:
         self.sim = sim
+        self.alone = [op for op in alone if op.kind == "op" or op.kind == "cut"]
         self.calls = [op for op in ops if op.kind == "op" or op.kind == "cut"]
         self.samples = next((op.shape[0] for op in ops if op.kind == "input"), 1)
         (self.output,) = (op.inputs[0] for op in ops if op.kind == "output")
@@ -115,7 +119,11 @@ class Pass:
             parts = placement.parts(self.calls)
             named = [[(op.name, [x for x in op.inputs if x not in self.weights]) for op in part] for part, _ in parts]
             for number, ((part, draws), boundary) in enumerate(zip(parts, boundaries(named, self.output), strict=True)):
-                if number == 0 and placement.chunked and self.samples > (placement.chunk or 0):
+                if number == 0 and placement.chunked and placement.cached_bytes is not None:
+                    alone = [self.alone[index] for index in placement.order[: placement.chunked]]
+                    constants = {self.calls[index].name for index in placement.constants}
+                    self._run_by_one(alone, values, boundary, constants)
+                elif number == 0 and placement.chunked and self.samples > (placement.chunk or 0):
                     self._run_chunks(part, values, boundary, placement.chunk or 0)
                 elif draws is None and placement.chunked:
                     self._run_all(part, values, boundary.outputs, boundary.gone)
@@ -180,6 +188,29 @@ class Pass:
                     for name in gone[index]:
                         self._drop(own.pop(name))
         values |= {name: whole.get(name) for name in boundary.outputs}
+
+    def _run_by_one(
+        self, part: Sequence[SizedOp], values: Values, boundary: Boundary, constants: Collection[str]
+    ) -> None:
+        """As chunks.ChunkedSegment.run_by_one does it. The second sample has the whole batch's outputs beside it."""
+        sim = self.sim
+        whole: Values = {}
+        for _ in range(min(2, self.samples)):
+            own = {**values, **{name: _share(values[name], 1) for name in boundary.inputs}}
+            self._run_all(part, own, boundary.outputs)
+            for name in boundary.outputs:
+                made = own[name]
+                if made is None:
+                    whole[name] = None
+                elif name in constants:
+                    self._drop(whole.get(name))
+                    whole[name] = made
+                else:
+                    if name not in whole:
+                        strides = _laid_out(made, self.samples)
+                        whole[name] = sim.new((self.samples, *made.shape[1:]), made.itemsize, strides)
+                    self._drop(made)
+        values |= whole
 
     def _run_segment(self, part: Sequence[SizedOp], values: Values, boundary: Boundary, draws: bool) -> None:
         sim = self.sim

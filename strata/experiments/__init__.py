@@ -27,6 +27,7 @@ from strata.experiments.tables import (
     table_writers,
 )
 from strata.experiments.true_bytes import table_true_bytes
+from strata.experiments.words import table_words
 
 EXPERIMENTS: dict[str, Callable[[Asked], Experiment]] = {
     "table-iid": table_iid,
@@ -42,6 +43,7 @@ EXPERIMENTS: dict[str, Callable[[Asked], Experiment]] = {
     "figure-mapping": figure_mapping,
     "table-true-bytes": table_true_bytes,
     "table-frontier": table_frontier,
+    "table-words": table_words,
     "table-writers": table_writers,
     "table-digits": table_digits,
 }

@@ -14,10 +14,12 @@ from strata.data import ImageSet
 from strata.execution import flops
 from strata.execution.measured import one_thread
 from strata.experiments.setups import SETUPS, Setup
-from strata.graph import ChannelGraph
-from strata.methods import SLT, Task
+from strata.graph import ChannelGraph, Input, InputSpec
+from strata.graph.inputs import taken_by
+from strata.methods import SLT, Task, method_class
+from strata.methods.heads import is_prepared, prepared_model
 from strata.models.loading import load_model
-from strata.runs.launch import make_method
+from strata.runs.launch import make_method, own_options
 from strata.runs.session import flops_of_tasks
 from strata.training import LocalTraining, Workspace, cohorts, kernels, train_cohort, train_device
 
@@ -32,6 +34,7 @@ BATCH_EVALUATED = 64
 LONG = 2.0  # seconds
 ENOUGH = 45.0  # seconds of measuring in all
 
+TEXT = {"input_ids": torch.int64, "attention_mask": torch.bool}  # what a model may take of text
 PerSample = Callable[[Task], int]  # FLOPs
 
 
@@ -72,7 +75,7 @@ class Estimator:
     """Remembers networks, costs and measurements, so that runs that are alike cost nothing more."""
 
     calibrate: bool = True
-    _networks: dict[tuple[str, str], Network] = field(default_factory=dict)
+    _networks: dict[tuple[str, str, str | None], Network] = field(default_factory=dict)
     _estimates: dict[tuple[str, int], Estimate] = field(default_factory=dict)
     _speeds: dict[tuple[str, str, str], dict[int, float]] = field(default_factory=dict)
     _spent: float = 0.0  # seconds of measuring
@@ -85,13 +88,13 @@ class Estimator:
 
     def _estimate(self, request: RunConfig) -> Estimate:
         setup = SETUPS[request.problem.data]
-        network = self._network(request.problem.model, setup)
+        network = self._network(request, setup)
         method = make_method(request, network.graph)
         settings = _settings(request, setup)
         per_sample = flops_of_tasks(method, lambda cut, own: network.workspace.recomputed_flops(cut, own or settings))
         stages = stages_of(method, request)
         speeds: dict[int, tuple[float, float]] = {}  # FLOP per second of one core in training and evaluation, by stage
-        if self.calibrate:
+        if self.calibrate and setup.vocabulary is None:  # only images are drawn at random
             for number in sorted({0, len(stages) // 2, len(stages) - 1}):
                 stage = stages[number]
                 training = self._speed(stage, network, request, settings, per_sample)
@@ -111,11 +114,18 @@ class Estimator:
                 seconds += here / training + judged / evaluation
         return Estimate(train, forward, seconds if speeds else None)
 
-    def _network(self, model: str, setup: Setup) -> Network:
-        key = (model, setup.data)
+    def _network(self, request: RunConfig, setup: Setup) -> Network:
+        method = method_class(request.approach.method)
+        key = (request.problem.model, setup.data, method.name if is_prepared(method) else None)
         if key not in self._networks:
-            module = load_model(model, setup.classes, setup.input)
-            self._networks[key] = Network(Workspace(ChannelGraph(module, setup.input)), module.state_dict())
+            task = "next-token" if setup.data == "shakespeare" else "classification"
+            module = load_model(request.problem.model, setup.classes, setup.input, setup.vocabulary, task)
+            inputs = InputSpec.of(setup.input)
+            if setup.vocabulary is not None:
+                names = taken_by(module, tuple(TEXT))
+                inputs = InputSpec(tuple(Input(name, setup.input, TEXT[name]) for name in names))
+            module = prepared_model(method, module, inputs, 0, own_options(request))
+            self._networks[key] = Network(Workspace(ChannelGraph(module, inputs)), module.state_dict())
         return self._networks[key]
 
     def _speed(

@@ -36,6 +36,7 @@ METHODS = ("train", "evaluate", "statistics")
 UNKNOWN = {
     "activation_checkpointing": "computes nothing anew",
     "frozen_chunk": "takes frozen layers as the others",
+    "cache_prefix": "runs frozen layers in every step",
     "release_gradients": "keeps gradients to the end of a step",
 }
 

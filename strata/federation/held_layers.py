@@ -52,6 +52,12 @@ class Holdings:
             total += 0 if has else each * math.prod(cut.shapes[name])
         return total
 
+    def has_frozen(self, device: int, cut: Cut) -> bool:
+        """Whether its last Cut had the same frozen layers, and none has changed since."""
+        held, since = self._held(device)
+        wanted = frozen_parts(cut)
+        return bool(wanted) and held == wanted and all(self.changed.get(name, -1) < since for name in wanted)
+
     def _held(self, device: int) -> tuple[dict[str, str], int]:
         place = int(np.searchsorted(self.devices, device))
         if place == len(self.devices) or self.devices[place] != device:

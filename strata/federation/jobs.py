@@ -7,6 +7,7 @@ import traceback
 import warnings
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -53,6 +54,7 @@ class TrainJob:
     seed: int
     keeping: DeviceState | None = None  # with what the device `kept`, where the method wants it to keep something
     kept: Mapping[str, Tensor] = field(default_factory=dict)
+    disk: Path | None = None  # the device's folder for what frozen layers put out, where that is kept
 
     devices: ClassVar[int] = 1  # whose work a job is: an engine gives it up after so many times its time limit
 
@@ -147,9 +149,9 @@ class DeviceProgram:
         assert self.workspace is not None
         task, own, keeping = job.task, self.train.subset(job.samples), job.keeping
         if keeping is None:
-            return train_device(self.workspace, task, received, own, self.training, job.lr, job.seed)
+            return train_device(self.workspace, task, received, own, self.training, job.lr, job.seed, job.disk)
         start = keeping.before(task, received, job.kept)
-        update = train_device(self.workspace, task, start, own, self.training, job.lr, job.seed)
+        update = train_device(self.workspace, task, start, own, self.training, job.lr, job.seed, job.disk)
         sent, kept = keeping.after(task, received, update.tensors, job.kept)
         return replace(update, tensors=sent, kept=kept)
 

@@ -16,6 +16,7 @@ from strata.federation.aggregation import Aggregate, RunningMean, ServerOptimize
 from strata.federation.checking import LARGEST_LOSS, problem_with
 from strata.federation.device_store import DeviceStore
 from strata.federation.jobs import CohortJob, Failed, TrainJob
+from strata.federation.kept_prefixes import DISK, KeptPrefixes
 from strata.federation.membership import MEMBERS, Present
 from strata.federation.norm_statistics import NormStatistics
 from strata.federation.privacy import Privacy, PrivateSum, Reach
@@ -65,6 +66,7 @@ class RoundSettings:
     norms: NormStatistics | None = None  # batch norms with fixed statistics; None: there are none
     norm_factor: float | None = None  # refuse changes so many times as large as usual; None: as large as they are
     most_growth: float = math.inf  # of the model in one round: more is no training
+    kept: KeptPrefixes | None = None  # what devices keep of frozen layers' outputs; None: nothing
     most_counted: int | None = None  # samples of a device that count; None: as many as it says
 
     def __post_init__(self) -> None:
@@ -107,6 +109,7 @@ class Tally:
     upload_bytes: int = 0
     download_bytes: int = 0
     train_flops: int = 0
+    disk_bytes: int | None = None  # of the largest device; None: nothing is kept on any
     peaks: dict[int, int] = field(default_factory=dict)  # measured bytes of each device that answered
     loss_sum: float = 0.0
     samples: int = 0
@@ -121,6 +124,7 @@ class Tally:
             "devices": list(self.asked),
             "dropped": [{"id": device, "reason": reason} for device, reason in self.dropped.items()],
             "peaks": self.peaks,
+            **({} if self.disk_bytes is None else {DISK: self.disk_bytes}),
         }
 
 
@@ -202,6 +206,14 @@ def _attempt(
             tally.download_bytes += settings.norms.download_bytes(task, state.tensors)
         tally.reached[task.device] = task.cut
 
+    def count_work(task: Task, samples: int) -> None:
+        counted, kept = settings.counted(samples), settings.kept
+        tally.train_flops += flops(task) * counted * settings.epochs
+        if kept is not None:
+            known = state.holdings.has_frozen(task.device, task.cut)
+            tally.train_flops -= kept.saved_flops(task, counted, settings.epochs, known)
+            tally.disk_bytes = max(tally.disk_bytes or 0, kept.disk_bytes(task, counted))
+
     tasks = method.assign(round, devices)
     if settings.norms is not None:
         state = settings.norms.measured(state, tasks, engine)
@@ -214,12 +226,14 @@ def _attempt(
             job = TrainJob(task, settings.partition[device], settings.lr(round), settings.seed)
             if settings.store is not None:
                 job = replace(job, keeping=method.device_state, kept=settings.store.read(device, round))
+            if settings.kept is not None:
+                job = replace(job, disk=settings.kept.folder_of(device))
             jobs.append(job)
         else:
             tally.dropped[device] = excuse
             count_download(task)
             if excuse.startswith("late"):  # it worked, in vain
-                tally.train_flops += flops(task) * settings.counted(len(settings.partition[device])) * settings.epochs
+                count_work(task, len(settings.partition[device]))
     tally.asked |= cuts
     usual = None if settings.norm_factor is None else UsualChange(settings.norm_factor, state.seen)
     waiting: list[tuple[TrainJob, Update, float]] = []
@@ -270,9 +284,9 @@ def _attempt(
                 update, task, state.tensors, settings.norm_bound, len(job.samples), settings.largest_loss
             )
         if outcome.reason is None:  # whatever came, the device worked and sent
-            times = update.times if isinstance(update, Summed) else 1
-            tally.train_flops += times * flops(task) * settings.counted(len(job.samples)) * settings.epochs
-            tally.upload_bytes += times * trained_bytes(task.cut)
+            for _ in range(update.times if isinstance(update, Summed) else 1):
+                count_work(task, len(job.samples))
+                tally.upload_bytes += trained_bytes(task.cut)
         if reason is not None:
             drop(task.device, reason, outcome.detail)
         elif isinstance(update, Summed):

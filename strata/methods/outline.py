@@ -28,6 +28,7 @@ class Stage:
     train_flops_per_sample: int
     until_round: int | None  # None: it comes again
     execution: dict[str, Any]  # where it differs from the run's
+    kept_bytes_per_sample: int = 0  # on the device's disk, of what frozen layers put out
 
     @property
     def layers(self) -> str:
@@ -70,6 +71,9 @@ class Outline:
                 f"{one.step:>5}{level} {one.layers:>8} {until:>13} {show_bytes(one.memory_bytes):>11} "
                 f"{one.trained_parameters:>10} {show_bytes(one.upload_bytes):>11}  {how}"
             )
+        kept = max(stage.kept_bytes_per_sample for stage in self.stages)
+        if kept:
+            lines += ["", f"On a device's disk: up to {show_bytes(kept)} a sample, of what frozen layers put out."]
         return "\n".join(lines)
 
 
@@ -100,7 +104,8 @@ def _stage(method: Method, execution: Execution, step: int, played: list[int], t
     graph, cut = method.graph, task.cut
     without_break = played[-1] - played[0] + 1 == len(played)
     executions = [phase.execution or execution for phase in task.phases]
-    costs = [memory(graph, phase.cut, one).total for phase, one in zip(task.phases, executions, strict=True)]
+    memories = [memory(graph, phase.cut, one) for phase, one in zip(task.phases, executions, strict=True)]
+    costs = [one.total for one in memories]
     layers = [graph.layer_of[name] for name in cut.trained if graph.layer_of[name] <= graph.depth]
     return Stage(
         step,
@@ -113,4 +118,5 @@ def _stage(method: Method, execution: Execution, step: int, played: list[int], t
         sum(flops(graph, phase.cut, one).real_train for phase, one in zip(task.phases, executions, strict=True)),
         played[-1] + 1 if without_break else None,
         executions[costs.index(max(costs))].differences(execution),
+        max(one.kept for one in memories),
     )

@@ -217,7 +217,7 @@ def _step(price: Pricing, number: int, configuration: Configuration, until_round
     return Step(
         number, *where, memory.total, memory.weights, memory.gradients, memory.activations,
         price.trained_parameters(*where), price.upload_bytes(*where), price.train_flops(*where, execution), until_round,
-        memory.mapped, _own(execution, price.execution),
+        memory.mapped, _own(execution, price.execution), memory.kept,
     )  # fmt: skip
 
 

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from strata.graph.inputs import InputSpec
 
 T = TypeVar("T")
+IN_SOME_PLANS = ("mapped_bytes", "kept_bytes_per_sample")  # of a step, in JSON where they are not 0
 
 
 @dataclass(frozen=True)
@@ -41,6 +42,7 @@ class Step:
     until_round: int | None  # exclusive; None: decided in training (early-stopping)
     mapped_bytes: int = 0  # frozen weights in a file, whose pages need not stay in memory: not in memory_bytes
     execution: Execution | None = None  # how it is taken, where that is not the plan's own way
+    kept_bytes_per_sample: int = 0  # on the device's disk, of what frozen layers put out
 
 
 @dataclass(frozen=True)
@@ -138,8 +140,9 @@ class Plan:
 
     def _step_json(self, step: Step) -> dict[str, Any]:
         values = {one.name: getattr(step, one.name) for one in fields(Step) if one.name != "execution"}
-        if not step.mapped_bytes:
-            del values["mapped_bytes"]
+        for name in IN_SOME_PLANS:
+            if not values[name]:
+                del values[name]
         return values if step.execution is None else values | {"execution": self._changes(step.execution)}
 
     def _level_json(self, level: Level) -> dict[str, Any]:
@@ -213,13 +216,13 @@ def _execution(data: Any) -> Execution:
 
 
 def _step(data: Any, execution: Execution) -> Step:
-    others = ("scale", "until_round", "mapped_bytes", "execution")
+    others = ("scale", "until_round", *IN_SOME_PLANS, "execution")
     numbers = {f.name: int(data[f.name]) for f in fields(Step) if f.name not in others}
     return Step(
         **numbers,
         scale=parse_ratio(data["scale"], "a scale"),
         until_round=_maybe(int, data["until_round"]),
-        mapped_bytes=int(data.get("mapped_bytes", 0)),
+        **{name: int(data.get(name, 0)) for name in IN_SOME_PLANS},
         execution=_changed(execution, data.get("execution")),
     )
 

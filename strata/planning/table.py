@@ -118,6 +118,9 @@ def _notes(plan: Plan, scratch: Sequence[int] | None) -> list[Text]:
         notes.append(
             f"Up to {show_bytes(mapped)} of frozen weights are in a mapped file: they need not stay in memory."
         )
+    kept = max(step.kept_bytes_per_sample for step in plan.steps)
+    if kept:
+        notes.append(f"On a device's disk: up to {show_bytes(kept)} a sample, of what frozen layers put out.")
     if scratch and plan.accounting == "peak":
         total, step = max((step.memory_bytes + scratch[step.step], step.step) for step in plan.steps)
         notes.append(

@@ -13,13 +13,15 @@ from strata.data import FederatedData
 from strata.data.objectives import Classification, Regression
 from strata.execution import memory
 from strata.federation import privacy_accounting as accounting
+from strata.federation.norm_statistics import MOST_DEVICES
 from strata.federation.privacy import Reach
 from strata.graph.inputs import same_inputs
 from strata.graph.tied import own_state
 from strata.methods import SLT, Method
+from strata.methods.base import Phase
 from strata.models.loading import check_float32
 from strata.runs.config import RunOptions
-from strata.training import LocalTraining
+from strata.training import LocalTraining, Workspace
 
 
 def check_fit(method: Method, model: nn.Module, data: FederatedData) -> None:
@@ -114,6 +116,35 @@ def check_planned(method: Method | str | type[Method], training: LocalTraining) 
                 f"each trained one, a step takes {show_bytes(need)}: make the plan with it, "
                 "strata.plan(..., execution=LocalTraining(optimizer=...))"
             )
+
+
+def kept_phases(method: Method, training: LocalTraining, rounds: int, workspace: Workspace) -> list[tuple[Phase, int]]:
+    """Phases whose frozen part runs again on the same weights, with the bytes that are kept of a sample. None: the run
+    is refused. Where a step of the method has no second round, nothing of it comes again."""
+    found: list[tuple[Phase, int]] = []
+    plan = getattr(method, "plan", None)
+    if plan is not None and plan.schedule == "early-stopping":  # when a step begins is not known yet
+        first = [(training, Phase(plan.cut(step.step), plan.execution_at(step.step))) for step in plan.steps]
+    else:
+        steps = [method.step(round) for round in range(rounds)]
+        again = {step: round for round, step in enumerate(steps[:-1]) if steps[round + 1] == step}
+        if training.epochs > 1:
+            again |= {step: round for round, step in enumerate(steps)}
+        devices = range(min(method.period or 1, MOST_DEVICES))
+        tasks = [(round, task) for round in again.values() for task in method.assign(round, devices)]
+        first = [(training.in_round(round), phase) for round, task in tasks for phase in task.phases]
+    for settings, phase in first:
+        if not settings.caches:
+            continue
+        placement = workspace.placement(phase.cut, phase.execution or settings)
+        if placement is not None and placement.cached_flops:
+            found.append((phase, placement.cached_bytes or 0))
+    if not found:
+        raise BadInput(
+            f"{method.name} runs no frozen layers twice on the same weights in this run, so there is nothing to keep: "
+            "leave out --cache-prefix"
+        )
+    return found
 
 
 def check_renumbering(partition: Any) -> None:

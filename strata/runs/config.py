@@ -621,7 +621,7 @@ class RunConfig(Tree):
         """The execution whose bytes a device must be able to hold: before --fixed-after each batch keeps statistics of
         its own, which takes a little more."""
         fixed = self.execution.norm_statistics == "fixed" and self.local.fixed_after != 0
-        return replace(self.execution, norm_statistics="batch") if fixed else self.execution
+        return replace(self.execution, norm_statistics="batch", cache_prefix=None) if fixed else self.execution
 
     @property
     def pretrained(self) -> bool:

@@ -39,6 +39,7 @@ from strata.core.processor import processor_name
 from strata.core.settings import RUN, check_digest, differences, digest_of, settings_of
 from strata.data.objectives import Classification
 from strata.execution.execution import Execution
+from strata.federation.kept_prefixes import DISK
 from strata.federation.membership import MEMBERS
 from strata.runs import metrics
 from strata.runs.allowance import OVER
@@ -133,7 +134,8 @@ class RunFolder:
             )
 
     def append(self, record: Mapping[str, Any]) -> None:
-        assert tuple(key for key in record if key not in (EPSILON, FURTHER, VALIDATION, OVER, MEMBERS)) == METRIC_KEYS
+        in_some_runs = (EPSILON, FURTHER, VALIDATION, OVER, DISK, MEMBERS)
+        assert tuple(key for key in record if key not in in_some_runs) == METRIC_KEYS
         with said_plainly(self.path / metrics.NAME):
             self._metrics.write(json.dumps(record, allow_nan=False).encode() + b"\n")
             self._metrics.flush()

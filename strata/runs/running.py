@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import inspect
 import os
+import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -20,7 +21,7 @@ from torch import nn
 from strata.core.errors import BadInput
 from strata.core.flags import help_text
 from strata.core.processes import Interrupts
-from strata.core.sizes import parse_bytes, several
+from strata.core.sizes import parse_bytes, several, show_bytes
 from strata.data import FederatedData, Partition, Samples, check_range, from_indices, hold_out, parse_partition
 from strata.engines import Engine, InlineEngine
 from strata.engines.common_process import IN_WORKER
@@ -28,12 +29,13 @@ from strata.engines.ray import Ray
 from strata.execution import Execution
 from strata.federation.aggregation import ServerOptimizer
 from strata.federation.jobs import DeviceProgram, TrainJob
+from strata.federation.kept_prefixes import FOLDER, KeptPrefixes
 from strata.federation.membership import Present
 from strata.federation.norm_statistics import NormStatistics, check_norms
 from strata.federation.rounds import RoundSettings
 from strata.federation.simulated_fleet import parse_stragglers
 from strata.graph import ChannelGraph
-from strata.methods import SLT, Method
+from strata.methods import SLT, Method, Task
 from strata.methods.choice import class_of, method_named
 from strata.methods.heads import plain_state, prepared_model
 from strata.models.loading import check_float32
@@ -47,6 +49,7 @@ from strata.runs.checks import (
     check_planned,
     check_privacy,
     check_renumbering,
+    kept_phases,
     narrowing,
 )
 from strata.runs.config import ADAM_LR, DEFAULT_ROUNDS, FORMAT, RunOptions
@@ -250,6 +253,8 @@ def carry_out(
     parts = _partition(prepared.partition, prepared.sizes, data, options)
     workspace = Workspace(method.graph)
     settings = round_settings(prepared, parts, training, workspace)
+    kept, kept_notes = _kept_prefixes(prepared, parts, training, workspace, out)
+    settings = replace(settings, kept=kept)
     if settings.privacy:
         check_privacy(method, options)
     show = display(progress)
@@ -264,7 +269,7 @@ def carry_out(
         folder = RunFolder(out, _config_json(prepared, settings, training, request), resume, show.say)
         listeners.log = folder.say
         narrowed = narrowing(prepared.method, prepared.pretrained and not resume)
-        for note in (*data.notes, *prepared.notes, *narrowed):
+        for note in (*data.notes, *prepared.notes, *narrowed, *kept_notes):
             folder.say(note)
         samples = {"test": len(data.test)} | ({"validation": len(held)} if held is not None else {})
         session = Session(
@@ -289,6 +294,8 @@ def carry_out(
         if own_engine is not None:
             own_engine.close()
         if folder is not None:
+            if kept is not None:
+                shutil.rmtree(kept.folder, ignore_errors=True)
             folder.close()
 
 
@@ -354,6 +361,33 @@ def round_settings(
         most_growth=MOST_GROWTH if getattr(parts, "elsewhere", False) else float("inf"),
         most_counted=_most_counted(updates.weight_cap, parts),
     )
+
+
+def _kept_prefixes(
+    prepared: Prepared, parts: Partition, training: LocalTraining, workspace: Workspace, out: Path
+) -> tuple[KeptPrefixes | None, list[str]]:
+    """Where devices keep outputs of frozen layers, and what is to be said of it."""
+    if training.cache_prefix is None:
+        return None, []
+    from strata.engines.ray.engine import RayEngine  # without ray itself
+
+    if isinstance(prepared.engine, Ray | RayEngine):
+        raise BadInput("outputs of frozen layers are kept by workers of this machine and real devices, not on Ray")
+    found = kept_phases(prepared.method, training, prepared.options.course.rounds, workspace)
+
+    def each(task: Task) -> tuple[int, int]:
+        settings = training.in_round(task.round)
+        every = [workspace.placement(one.cut, one.execution or settings) for one in task.phases if settings.caches]
+        known = [one for one in every if one is not None]
+        return sum(one.cached_flops for one in known), max((one.cached_bytes or 0 for one in known), default=0)
+
+    kept = KeptPrefixes(each, training.cache_prefix, out.resolve() / FOLDER)
+    size, most = max(size for _, size in found), max(len(parts[device]) for device in range(len(parts)))
+    whole = min(training.cache_prefix, most * size)
+    return kept, [
+        f"what frozen layers put out is kept on the devices' disks: {show_bytes(size)} a sample, up to "
+        f"{show_bytes(whole)} on the device with the most samples"
+    ]
 
 
 def _most_counted(cap: float | None, parts: Partition) -> int | None:

@@ -22,6 +22,7 @@ from strata.engines import Engine
 from strata.execution import flops
 from strata.federation.device_store import DeviceStore
 from strata.federation.jobs import evaluate, final_state
+from strata.federation.kept_prefixes import DISK
 from strata.federation.membership import MEMBERS
 from strata.federation.privacy_accounting import Account
 from strata.federation.rounds import RoundFailed, RoundSettings, play
@@ -264,6 +265,8 @@ class Session:
         over = self._over(round, costs["peaks"])
         if over:
             record[OVER] = over
+        if DISK in costs:
+            record[DISK] = costs[DISK]
         if MEMBERS in costs:
             record[MEMBERS] = costs[MEMBERS]
         record["seconds"] = rounded(time.monotonic() - began)
@@ -308,6 +311,7 @@ class Session:
             **{key: sum(record[key] for record in records) for key in sums},
             "peak_bytes": _most(records, "peak_bytes"),
             **({"budget": self.allowance.to_json(_most(records, OVER))} if self.allowance else {}),
+            **({DISK: _most(records, DISK)} if self.rounds.kept else {}),
             "dropped": sum(len(record["dropped"]) for record in records),
             "seconds": rounded(sum(record["seconds"] for record in records)),
             "model_sha256": hashlib.sha256(data).hexdigest(),

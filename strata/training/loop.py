@@ -26,6 +26,8 @@ from strata.training.trainer import Trainer
 from strata.training.workspace import Workspace
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from strata.data.samples import Batch, Samples
     from strata.graph import Cut
     from strata.training.waiting import Waiting
@@ -53,9 +55,10 @@ def train_device(
     settings: LocalTraining,
     lr: float,
     seed: int | TaskSeeds,
+    disk: Path | None = None,
 ) -> Update:
     """`tensors`: task.cut.extract(server state). `samples`: the device's own. `seed`: the run's, or what a real device
-    is told of it."""
+    is told of it. `disk`: its folder for what frozen layers put out; None: they run in every step."""
     if len(samples) == 0:
         raise BadInput(f"device {task.device} has no samples: every device needs at least one")
     draws = Draws.of(seed, task)
@@ -67,7 +70,7 @@ def train_device(
         objective = chosen.objective.of_device(samples.targets, workspace.graph.classes)
         if objective is not chosen.objective:
             chosen = replace(chosen, objective=objective)
-        total += _train_phase(workspace, phase, here, own, samples, chosen, lr, draws)
+        total += _train_phase(workspace, phase, here, own, samples, chosen, lr, draws, disk)
         _put_back(workspace, objective.unheld, own, tensors)
     return Update(
         round=task.round,
@@ -134,12 +137,13 @@ def _train_phase(
     settings: LocalTraining,
     lr: float,
     draws: Draws,
+    disk: Path | None = None,
 ) -> float:
     """The sum of its samples' losses; new values go into `tensors`. `here`: the phase's cut among these, None: all."""
     received = tensors if here is None else here.extract(tensors)
     settings, group = shortened(workspace, phase, settings)
     workspace.submodel(phase.cut, settings.device, settings.maps).load(received)
-    trainer = Trainer(workspace, phase, settings, lr, group)
+    trainer = Trainer(workspace, phase, settings, lr, group, disk)
     total = 0.0
     with seeded(settings.device, next(draws.dropout)), own_convolutions(settings.kernels):
         for x, y in batches(samples, settings, draws):

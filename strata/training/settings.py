@@ -106,6 +106,15 @@ class LocalTraining(Execution):
             check_mapping()
             if self.device != "cpu":
                 raise BadInput(f"frozen weights can be mapped for the cpu only, not for {self.device}: leave them out")
+        if self.caches:
+            if self.transform is not None or self.augmentation != "none":
+                how = "a transform of your own" if self.transform is not None else f"augmentation {self.augmentation}"
+                raise BadInput(
+                    f"with {how} a sample is another one every time, so nothing of it can be kept: give --augmentation "
+                    "none with --cache-prefix, or leave it out"
+                )
+            if self.device != "cpu":
+                raise BadInput(f"outputs of frozen layers are kept for the cpu only, not for {self.device}")
         if self.transform is None:
             check_augmentation(self.augmentation)
         if self.transform is not None and self.preparation is None:
@@ -115,7 +124,7 @@ class LocalTraining(Execution):
         """Before `fixed_after` each batch has its own norm statistics: there are no others yet."""
         if self.norm_statistics != "fixed" or round >= (self.fixed_after or 0):
             return self
-        return replace(self, norm_statistics="batch")
+        return replace(self, norm_statistics="batch", cache_prefix=None)
 
     @property
     def slots(self) -> int:

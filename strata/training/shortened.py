@@ -18,6 +18,7 @@ from torch import Tensor, fx, nn
 
 from strata.execution import memory
 from strata.execution.chunks import may_be_chunked
+from strata.execution.norm_statistics import fixed_norms
 from strata.execution.placement import draws
 from strata.execution.segments import writes
 from strata.graph.batch_norms import MEAN, TRAINING, VARIANCE, is_batch_norm, with_fixed_statistics
@@ -48,7 +49,11 @@ def shortened(workspace: Workspace, phase: Phase, settings: LocalTraining) -> tu
     group = None
     # a loss of the user's own need not be a mean over samples
     if settings.in_parts and settings.by_objective and all(workspace.parts_may_join(cut) for cut in cuts):
-        plain, group = replace(plain, micro_batch=None), settings.micro_batch
+        normed = any(len(fixed_norms(workspace.graph, cut, settings)) < _norms(workspace.graph, cut) for cut in cuts)
+        if not settings.caches:
+            plain, group = replace(plain, micro_batch=None), settings.micro_batch
+        elif not normed:  # what the frozen part puts out is read by itself, which groups cannot be
+            plain = replace(plain, micro_batch=None)
     if any(_bytes(workspace, cut, plain) > ROOM for cut in cuts):
         return settings, None
     return plain, group
@@ -87,6 +92,10 @@ def norm_in_groups(size: int, x: Tensor, *rest: Any) -> Tensor:
 def _bytes(workspace: Workspace, cut: Cut, settings: LocalTraining) -> int:
     kind = ("simulated", workspace.structure(cut), settings.alone)
     return workspace.measured(kind, lambda: memory(workspace.graph, cut, settings).total)
+
+
+def _norms(graph: ChannelGraph, cut: Cut) -> int:
+    return sum(norm.mean in cut.shapes for norm in graph.batch_norms)
 
 
 def _counts(node: fx.Node) -> bool:

@@ -17,6 +17,7 @@ from strata.training.workspace import Workspace
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from pathlib import Path
 
     from strata.data.samples import Batch
     from strata.graph import ChannelGraph, Cut
@@ -32,9 +33,16 @@ class Trainer:
     """
 
     def __init__(
-        self, workspace: Workspace, phase: Phase, settings: LocalTraining, lr: float, group: int | None = None
+        self,
+        workspace: Workspace,
+        phase: Phase,
+        settings: LocalTraining,
+        lr: float,
+        group: int | None = None,
+        disk: Path | None = None,
     ) -> None:
-        """`group`: samples that batch norms take together, where a batch in parts is simulated as a whole."""
+        """`group`: samples that batch norms take together, where a batch in parts is simulated as a whole. `disk`: the
+        device's folder for what frozen layers put out."""
         self.settings = settings
         self.names = phase.cut.trained
         where = (settings.device, settings.maps)
@@ -70,7 +78,8 @@ class Trainer:
                 level[1].module.train()
         inner = [(cut, level[1]) for cut, level in zip(phase.levels, self.levels, strict=False) if level is not None]
         self.forwards = {
-            small.module: workspace.forward(cut, settings, group) for cut, small in ((phase.cut, self.outer), *inner)
+            small.module: workspace.forward(cut, settings, group, disk)
+            for cut, small in ((phase.cut, self.outer), *inner)
         }
 
     def step(self, x: Batch | Waiting, y: Tensor, level: int = -1) -> float:

@@ -9,10 +9,12 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from torch import Tensor
 
+from strata.execution.kept_outputs import KeptOutputs, digest_of
 from strata.execution.norm_statistics import fixed_norms
 from strata.execution.placement import forward_of, placement_for
 from strata.execution.segments import Placement, Segmented
@@ -40,7 +42,7 @@ class Workspace:
         self.graph = graph
         self._structures: OrderedDict[str, str] = OrderedDict()
         self._submodels: OrderedDict[tuple[str, str, bool], BuiltSubmodel] = OrderedDict()
-        self._placements: dict[tuple[str, int | str | None, int, int | None], Placement | None] = {}
+        self._placements: dict[tuple[str, int | str | None, int, int | None, str | None], Placement | None] = {}
         self._networks: OrderedDict[tuple[str, int, str, bool, int | None], Grouped | None] = OrderedDict()
         self._measured: dict[Hashable, int] = {}
         self._joinable: dict[str, bool] = {}
@@ -68,9 +70,10 @@ class Workspace:
         kept = self._submodels.values()
         return len(kept) > SUBMODELS_KEPT or (len(kept) > 2 and sum(one.bytes for one in kept) > SUBMODEL_BYTES_KEPT)
 
-    def forward(self, cut: Cut, settings: LocalTraining, group: int | None = None) -> Forward:
+    def forward(self, cut: Cut, settings: LocalTraining, group: int | None = None, disk: Path | None = None) -> Forward:
         """How a device runs the cut's submodel in training: as a whole, in segments that are computed anew, or with
-        frozen layers in chunks. `group`: samples that batch norms take together (simulated.py)."""
+        frozen layers in chunks. `group`: samples that batch norms take together (simulated.py). `disk`: the device's
+        folder for what frozen layers put out, where that is kept; by the weights that the submodel has now."""
         built = self.submodel(cut, settings.device, settings.maps)
         placement = self.placement(cut, settings)
         fixed = fixed_norms(self.graph, cut, settings)
@@ -86,20 +89,27 @@ class Workspace:
         if not isinstance(found, Segmented):
             return partial(found, built.module)
         segmented = found
+        kept = None
+        if disk is not None and settings.cache_prefix is not None and segmented.frozen_names is not None:
+            assert placement is not None
+            how = (self.structure(cut), placement.order[: placement.chunked], sorted(fixed), settings.kernels)
+            digest = digest_of(built.module, segmented.frozen_names, *how)
+            kept = KeptOutputs(disk, digest, settings.cache_prefix)
 
         def forward(*inputs: Tensor) -> Tensor:
             # the second run, within backward, has to round like the first
             alike = partial(kernels.own_convolutions, kernels.in_use())
-            return segmented(built.module, *inputs, surroundings=alike)
+            return segmented(built.module, *inputs, surroundings=alike, kept=kept)
 
         return forward
 
     def placement(self, cut: Cut, settings: Execution) -> Placement | None:
         """Where activation checkpointing cuts the forward pass, and what runs in chunks; None: nowhere, nothing."""
-        segments, chunk = settings.activation_checkpointing, settings.frozen_chunk
+        segments, chunk = settings.activation_checkpointing, settings.frozen_at_once
         if segments is None and chunk is None:
             return None
-        key = (self.structure(cut), segments, settings.at_once, chunk)
+        constant = settings.norm_statistics if settings.caches else None
+        key = (self.structure(cut), segments, settings.at_once, chunk, constant)
         if key not in self._placements:
             self._placements[key] = placement_for(self.graph, cut, settings)
         return self._placements[key]

@@ -155,7 +155,7 @@ def test_estimated_flops_by_hand() -> None:
     first_layer = 2 * 9 * 3 * 16 * 32 * 32  # its input needs no gradient
     assert per_sample == pytest.approx(3 * forward - first_layer) and full.seconds is None
     slt = runs["cifar10/resnet20/iid/0.125/slt"]
-    graph = estimator._network("resnet20", SETUPS["cifar10"]).graph
+    graph = estimator._network(slt.request, SETUPS["cifar10"]).graph
     stages = stages_of(make_method(slt.request, graph), slt.request)
     assert sum(stage.rounds for stage in stages) == 500
     assert estimator.of(slt).train_flops < full.train_flops
@@ -163,7 +163,7 @@ def test_estimated_flops_by_hand() -> None:
 
 def test_list_and_bad_input(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     code, out, _ = strata(capsys, "experiment", "list")
-    assert code == 0 and "table-iid" in out and " 144 runs" in out and len(out.splitlines()) == 15
+    assert code == 0 and "table-iid" in out and " 144 runs" in out and len(out.splitlines()) == 16
     monkeypatch.setenv("STRATA_DATA", "no-data")
     for arguments, says in (
         (["table-x"], "no experiment 'table-x'"),

@@ -17,6 +17,7 @@ from strata.core.processes import parent_of
 from strata.core.settings import settings_of
 from strata.core.sizes import show_bytes
 from strata.execution.execution import Execution
+from strata.federation.kept_prefixes import FOLDER
 from strata.fleet.device import available_memory as limits
 from strata.fleet.device.frozen_store import FrozenLayers
 from strata.fleet.device.memory_cap import MemoryCap, OutOfMemory
@@ -178,7 +179,8 @@ class PreparedDevice:
         self._warm_up(task, tensors, training)
         with self._cap(training, client, counted=self.workspace.submodel(task.cut, maps=training.maps).bytes):
             self._check_tensors(task, training, client)
-            update = train_device(self.workspace, task, tensors, self.own_data.train, training, lr, seeds)
+            disk = self.settings.folder / FOLDER
+            update = train_device(self.workspace, task, tensors, self.own_data.train, training, lr, seeds, disk)
         said = {
             "round": update.round,
             "device": update.device,

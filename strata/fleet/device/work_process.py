@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import select
+import shutil
 import signal
 import socket
 import sys
@@ -21,6 +22,7 @@ import torch
 
 from strata.core.errors import BadInput, one_line
 from strata.core.processes import die_with_parent
+from strata.federation.kept_prefixes import FOLDER
 from strata.fleet.device.work import ModelNotAgreed, PreparedDevice
 from strata.fleet.device.work_socket import LARGEST_NOTE, note_of, receive, send
 from strata.fleet.protocol import codec
@@ -80,6 +82,9 @@ def main() -> None:
                 if prepared is None:
                     try:
                         prepared, key = PreparedDevice.of(*wanted), wanted
+                        kept = wanted[1].folder / FOLDER
+                        shutil.rmtree(kept, ignore_errors=True)  # of a process that was killed
+                        listening.callback(shutil.rmtree, kept, ignore_errors=True)
                     except Exception as error:
                         listening.close()
                         receive(link)
