@@ -6,7 +6,7 @@ STAMP := .venv/.strata-installed
 EXECUTORCH_VERSION := 1.5.1
 EXPORT_STAMP := .venv/.executorch-$(EXECUTORCH_VERSION)
 
-# Four test processes, one thread each: on a small machine torch's own threads only get in each other's way, and some
+# Five test processes, one thread each: on a small machine torch's own threads only get in each other's way, and some
 # tests mostly wait for processes of their own.
 export OMP_NUM_THREADS := 1
 export MKL_NUM_THREADS := 1
@@ -20,7 +20,7 @@ $(STAMP): pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	# an old pip takes a minute longer to look through the versions of 130 packages; where there is no newer one, it does
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile --upgrade "pip>=26" || true
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -e ".[dev]"
+	$(BIN)/python -m pip install -qq --disable-pip-version-check --no-compile -e ".[dev]"
 	touch $@
 
 demo: $(STAMP)
@@ -37,7 +37,7 @@ test: $(STAMP)
 	@$(MAKE) --no-print-directory -j 2 lint pytest
 
 pytest: $(STAMP)
-	$(BIN)/pytest --processes 4 -q -m "not slow"
+	$(BIN)/pytest --processes 5 -q -m "not slow"
 
 # What takes minutes: exported programs against torch, a fleet with native devices, one that devices join and leave.
 slow: $(EXPORT_STAMP)

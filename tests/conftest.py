@@ -1,5 +1,6 @@
-"""The order of the suite: files that mostly wait for processes of their own begin first, and others run beside them;
-files that look at all networks share a process, because exporting those takes minutes."""
+"""The order of the suite: two files that mostly wait for processes of their own begin first, what computes runs beside
+them, and no more than that of what waits; files that look at all networks share a process, because exporting those
+takes minutes."""
 
 from __future__ import annotations
 
@@ -16,9 +17,8 @@ import pytest
 
 pytest_plugins = ["tests.forked"]
 
-WAITING = (
-    "fleet/test_training.py", "fleet/test_real_processes.py", "fleet/test_admission.py", "docs/", "engines/test_ray.py",
-)  # fmt: skip
+WAITING = ("fleet/test_training.py", "fleet/test_real_processes.py")
+LONG = ("docs/", "engines/test_ray.py", "fleet/test_admission.py")
 ON_ALL_NETWORKS = (
     "graph/test_equivalence.py", "execution/test_peak.py", "execution/test_traced.py", "execution/test_compute.py",
     "execution/test_paper.py", "planning/test_plan.py", "planning/test_picture.py", "models/test_networks.py",
@@ -53,7 +53,7 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    first = (*WAITING, *ON_ALL_NETWORKS)
+    first = (*WAITING, *ON_ALL_NETWORKS, *LONG)
 
     def place(item: pytest.Item) -> int:
         path = item.path.relative_to(HERE).as_posix()

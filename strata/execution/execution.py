@@ -50,16 +50,6 @@ class Execution:
         whole=True,
         since=2,
     )
-    cache_prefix: int | None = setting(
-        None,
-        "keep what frozen layers below all trained ones put out on the device's disk, at most so many bytes (2GiB): "
-        "they then run once, one sample at a time (the bits of doing so in every step; not with augmentation)",
-        metavar="SIZE",
-        parse=parse_bytes,
-        least=1,
-        whole=True,
-        since=2,
-    )
     release_gradients: bool = setting(
         False,
         "take a parameter's step as soon as its gradient is made, which then goes (same bits; not with micro-batches)",
@@ -97,6 +87,16 @@ class Execution:
         "of batch norms in training: each (micro-)batch's own, fixed ones in frozen layers, or fixed ones in all from "
         "--fixed-after on",
         choices=NORM_STATISTICS,
+        since=2,
+    )
+    cache_prefix: int | None = setting(
+        None,
+        "keep what frozen layers below all trained ones put out on the device's disk, at most so many bytes (2GiB): "
+        "they then run once, one sample at a time (the bits of doing so in every step; not with augmentation)",
+        metavar="SIZE",
+        parse=parse_bytes,
+        least=1,
+        whole=True,
         since=2,
     )
 

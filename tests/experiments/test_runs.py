@@ -42,7 +42,7 @@ def test_counts(name: str, count: int) -> None:
 
 
 def test_every_experiment_is_counted_and_knows_its_name() -> None:
-    assert all(experiment(name).name == name for name in EXPERIMENTS) and len(EXPERIMENTS) == 15
+    assert all(experiment(name).name == name for name in EXPERIMENTS) and len(EXPERIMENTS) == 16
 
 
 def test_settings_of_a_cifar_run() -> None:
