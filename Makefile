@@ -6,7 +6,7 @@ STAMP := .venv/.strata-installed
 EXECUTORCH_VERSION := 1.5.1
 EXPORT_STAMP := .venv/.executorch-$(EXECUTORCH_VERSION)
 
-# Five test processes, one thread each: on a small machine torch's own threads only get in each other's way, and some
+# Four test processes, one thread each: on a small machine torch's own threads only get in each other's way, and some
 # tests mostly wait for processes of their own.
 export OMP_NUM_THREADS := 1
 export MKL_NUM_THREADS := 1
@@ -37,7 +37,7 @@ test: $(STAMP)
 	@$(MAKE) --no-print-directory -j 2 lint pytest
 
 pytest: $(STAMP)
-	$(BIN)/pytest --processes 5 -q -m "not slow"
+	$(BIN)/pytest --processes 4 -q -m "not slow"
 
 # What takes minutes: exported programs against torch, a fleet with native devices, one that devices join and leave.
 slow: $(EXPORT_STAMP)
