@@ -61,7 +61,7 @@ class CellResult:
 
     @property
     def bn(self) -> str:
-        return _joined(summary.get("bn") for summary in self.summaries)
+        return _joined(summary.get("bn") or "-" for summary in self.summaries)  # networks without one
 
     @cached_property
     def accounting(self) -> str:

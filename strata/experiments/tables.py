@@ -214,10 +214,11 @@ def record(cell: Cell, result: CellResult | None) -> dict[str, Any]:
 def notes(found: Iterable[dict[str, CellResult]]) -> list[str]:
     """What every table says below itself."""
     every = [result for ours in found for result in ours.values()]
-    modes = sorted({result.bn for result in every})
+    modes = sorted({result.bn for result in every} - {"-"})
     accountings = sorted({result.accounting for result in every} - {"-"})
+    no_mode = "no network that ran has one" if every else "no run is finished"
     return [
-        f"Batch norm in evaluation: {', '.join(modes) or 'no run is finished'}. "
+        f"Batch norm in evaluation: {', '.join(modes) or no_mode}. "
         f"Accounting of SLT's plans: {', '.join(accountings) or 'no SLT run is finished'}. "
         "± is the sample standard deviation over seeds; a single seed has none.",
         "Ranking: ✓ every pair of methods that ran is in the paper's order; ✗ with the pairs that "
