@@ -16,9 +16,9 @@ unexport PYTHONDONTWRITEBYTECODE
 .PHONY: demo test slow lint pytest fuzz bench docs clean native native-arm64
 .DEFAULT_GOAL := test
 
+# An old pip takes a minute longer to look through the versions of 130 packages; where there is no newer one, it does.
 $(STAMP): pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	# an old pip takes a minute longer to look through the versions of 130 packages; where there is no newer one, it does
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile --upgrade "pip>=26" || true
 	$(BIN)/python -m pip install -qq --disable-pip-version-check --no-compile -e ".[dev]"
 	touch $@

@@ -30,13 +30,12 @@ from strata.execution import Execution
 from strata.execution.layout import submodel_as_trained
 from strata.export.native import BUFFERS, FROZEN, TRAINED, NativeStep, NativeTraining
 from strata.export.step import export_step
+from strata.export.verify import GRADIENT, MORE
 from strata.graph import ChannelGraph, Cut
 from strata.graph.inputs import images_last
 from tests.networks import NETWORKS
 
 SHOWN = ("resnet20", "resnet44", "resnet56", "densenet40", "mobilenet", "vgg", "gated", "hf_vit")
-MORE = 0.03
-GRADIENT = 1e-3  # in the median of three batches: one ReLU that flips by rounding makes 2e-3, without one it is 1e-6
 BATCH = 8
 
 

@@ -124,7 +124,7 @@ def flags_of(tree: Tree) -> list[str]:
 
 def _text(value: Any, one: Described) -> str:
     if isinstance(value, tuple):
-        return ("," if one.known.several else "x").join(map(str, value))
+        return ("," if one.known.several else "x").join(_text(part, one) for part in value)
     if one.known.parse is parse_bytes and value < FEWEST_BYTES:
         return f"{value}B"  # without a unit it would be asked back
     return str(value)

@@ -27,6 +27,7 @@ import torch
 from torch import Tensor, nn
 
 LAYOUT = "layout.json"
+CHECKSUM = 4  # bytes, at the end of each sample's file
 SHARE = 2  # of what is free on the disk a device takes half at the most, whatever it is asked for
 _DIGEST = re.compile(r"[0-9a-f]{32}")
 
@@ -44,8 +45,7 @@ class Layout:
     @classmethod
     def of(cls, made: Tensor, constant: bool = False) -> Layout:
         one = torch.empty_like(made) if constant else torch.empty_like(made[:1])[0]  # the order in memory, no gaps
-        last = sum(stride * (size - 1) for stride, size in zip(one.stride(), one.shape, strict=True))
-        strides = one.stride() if last + 1 == one.numel() else torch.empty(one.shape, device="meta").stride()
+        strides = one.stride() if _is_dense(one) else torch.empty(one.shape, device="meta").stride()
         return cls(tuple(one.shape), tuple(strides), one.dtype, constant)
 
     @property
@@ -134,7 +134,7 @@ class KeptOutputs:
                 if file.readinto(place) != len(place):
                     return False
                 check = zlib.crc32(place, check)
-            return file.read() == check.to_bytes(4, "big")
+            return file.read() == check.to_bytes(CHECKSUM, "big")
 
     def write(self, key: str, whole: dict[str, Any], index: int, constants: Collection[str] = ()) -> None:
         """The sample's share of `whole`, where there is room for it."""
@@ -142,13 +142,13 @@ class KeptOutputs:
             self._write_layouts(whole, constants)
         tensors = {name: one for name, one in whole.items() if isinstance(one, Tensor)}
         parts = [_bytes(one if name in constants else one[index]) for name, one in tensors.items()]
-        size = sum(map(len, parts)) + 4
+        size = sum(map(len, parts)) + CHECKSUM
         if self.used + size > self.limit:
             return
         check = 0
         for part in parts:
             check = zlib.crc32(part, check)
-        if self._put(key, [*parts, check.to_bytes(4, "big")]):
+        if self._put(key, [*parts, check.to_bytes(CHECKSUM, "big")]):
             self.used += size
 
     def _put(self, name: str, parts: Iterable[Any]) -> bool:
@@ -191,11 +191,16 @@ def digest_of(module: nn.Module, names: Iterable[str], *how: object) -> str:
     return digest.hexdigest()
 
 
+def _is_dense(tensor: Tensor) -> bool:
+    """Its elements lie without gaps, in whatever order."""
+    last = sum(stride * (size - 1) for stride, size in zip(tensor.stride(), tensor.shape, strict=True))
+    return last + 1 == tensor.numel()
+
+
 def _bytes(tensor: Tensor) -> memoryview:
     """Its own where they lie without gaps, else a copy's."""
     tensor = tensor.detach()
-    last = sum(stride * (size - 1) for stride, size in zip(tensor.stride(), tensor.shape, strict=True))
-    if tensor.numel() and last + 1 == tensor.numel():
+    if tensor.numel() and _is_dense(tensor):
         flat = tensor.as_strided((tensor.numel(),), (1,))
     else:
         flat = tensor.contiguous().view(-1)

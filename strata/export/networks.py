@@ -266,11 +266,9 @@ def _attention(new: Rewriting, node: fx.Node) -> fx.Node | None:
     if not dropout:
         return new.call(plain_attention, query, key, value, mask, causal, scale)
     weights = new.call(attention_weights, query, key, mask, causal, scale)
-    if dropout:
-        drawn = new.call(ops.dropout_mask.default, weights, float(dropout), new.dropouts)
-        new.dropouts += 1
-        weights = new.call(aten.mul.Tensor, weights, drawn)
-    return new.call(aten.matmul.default, weights, value)
+    drawn = new.call(ops.dropout_mask.default, weights, float(dropout), new.dropouts)
+    new.dropouts += 1
+    return new.call(aten.matmul.default, new.call(aten.mul.Tensor, weights, drawn), value)
 
 
 def plain_attention(

@@ -11,12 +11,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from strata.execution.kept_outputs import CHECKSUM
+
 if TYPE_CHECKING:
     from strata.methods import Task
 
 FOLDER = "kept-outputs"  # of a run or a device
 DISK = "disk_bytes"  # a key of metrics.jsonl and summary.json, where anything is kept
-CHECKSUM = 4  # bytes, of each sample
 
 
 @dataclass(frozen=True)

@@ -273,8 +273,9 @@ def _attempt(
 
     for job, outcome in _answers(engine, jobs, settings, state):
         task, update = job.task, outcome.result
+        times = update.times if isinstance(update, Summed) else 1
         if outcome.sent:
-            for _ in range(update.times if isinstance(update, Summed) else 1):
+            for _ in range(times):
                 count_download(task)
         reason = outcome.reason
         if reason is None and isinstance(update, Summed):  # the engine has checked what can be
@@ -284,7 +285,7 @@ def _attempt(
                 update, task, state.tensors, settings.norm_bound, len(job.samples), settings.largest_loss
             )
         if outcome.reason is None:  # whatever came, the device worked and sent
-            for _ in range(update.times if isinstance(update, Summed) else 1):
+            for _ in range(times):
                 count_work(task, len(job.samples))
                 tally.upload_bytes += trained_bytes(task.cut)
         if reason is not None:

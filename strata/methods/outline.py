@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from strata.core.sizes import show_bytes
 from strata.execution import Execution, flops, memory, traffic
+from strata.planning.plans import kept_note
 
 if TYPE_CHECKING:
     from strata.methods.base import Method, Task
@@ -73,7 +74,7 @@ class Outline:
             )
         kept = max(stage.kept_bytes_per_sample for stage in self.stages)
         if kept:
-            lines += ["", f"On a device's disk: up to {show_bytes(kept)} a sample, of what frozen layers put out."]
+            lines += ["", kept_note(kept)]
         return "\n".join(lines)
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from strata.core.errors import BadInput
 from strata.core.settings import settings_of
-from strata.core.sizes import parse_ratio
+from strata.core.sizes import parse_ratio, show_bytes
 from strata.execution.execution import Execution
 from strata.planning.schedules import DEFAULT_PATIENCE
 
@@ -22,6 +22,10 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 IN_SOME_PLANS = ("mapped_bytes", "kept_bytes_per_sample")  # of a step, in JSON where they are not 0
+
+
+def kept_note(bytes_per_sample: int) -> str:
+    return f"On a device's disk: up to {show_bytes(bytes_per_sample)} a sample, of what frozen layers put out."
 
 
 @dataclass(frozen=True)

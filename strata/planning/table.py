@@ -11,6 +11,7 @@ from rich.text import Text
 
 from strata.core.sizes import show_bytes
 from strata.graph.inputs import show_input
+from strata.planning.plans import kept_note
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -120,7 +121,7 @@ def _notes(plan: Plan, scratch: Sequence[int] | None) -> list[Text]:
         )
     kept = max(step.kept_bytes_per_sample for step in plan.steps)
     if kept:
-        notes.append(f"On a device's disk: up to {show_bytes(kept)} a sample, of what frozen layers put out.")
+        notes.append(kept_note(kept))
     if scratch and plan.accounting == "peak":
         total, step = max((step.memory_bytes + scratch[step.step], step.step) for step in plan.steps)
         notes.append(

@@ -89,7 +89,7 @@ class LocalTraining(Execution):
     device: str = setting("cpu", "where the network runs, such as cuda; each kind has its own bits", metavar="NAME")
     # our own convolutions in simulation; None: a run decides it where it begins (yes where there is a C compiler)
     kernels: bool | None = None
-    # whether lean steps are simulated by a shorter way (simulated.py): a run says so, real devices never do
+    # whether lean steps are simulated by a shorter way (shortened.py): a run says so, real devices never do
     shortened: bool = False
     objective: Objective = Classification()  # of the data; a run takes it from there
 

@@ -49,10 +49,10 @@ def shortened(workspace: Workspace, phase: Phase, settings: LocalTraining) -> tu
     group = None
     # a loss of the user's own need not be a mean over samples
     if settings.in_parts and settings.by_objective and all(workspace.parts_may_join(cut) for cut in cuts):
-        normed = any(len(fixed_norms(workspace.graph, cut, settings)) < _norms(workspace.graph, cut) for cut in cuts)
         if not settings.caches:
             plain, group = replace(plain, micro_batch=None), settings.micro_batch
-        elif not normed:  # what the frozen part puts out is read by itself, which groups cannot be
+        elif all(len(fixed_norms(workspace.graph, cut, settings)) == _norms(workspace.graph, cut) for cut in cuts):
+            # what the frozen part puts out is read by itself, which groups cannot be
             plain = replace(plain, micro_batch=None)
     if any(_bytes(workspace, cut, plain) > ROOM for cut in cuts):
         return settings, None

@@ -72,7 +72,7 @@ class Workspace:
 
     def forward(self, cut: Cut, settings: LocalTraining, group: int | None = None, disk: Path | None = None) -> Forward:
         """How a device runs the cut's submodel in training: as a whole, in segments that are computed anew, or with
-        frozen layers in chunks. `group`: samples that batch norms take together (simulated.py). `disk`: the device's
+        frozen layers in chunks. `group`: samples that batch norms take together (shortened.py). `disk`: the device's
         folder for what frozen layers put out, where that is kept; by the weights that the submodel has now."""
         built = self.submodel(cut, settings.device, settings.maps)
         placement = self.placement(cut, settings)
