@@ -3,6 +3,7 @@
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
 STAMP := .venv/.strata-installed
+UV_VERSION := 0.13.8
 EXECUTORCH_VERSION := 1.5.1
 EXPORT_STAMP := .venv/.executorch-$(EXECUTORCH_VERSION)
 
@@ -16,11 +17,18 @@ unexport PYTHONDONTWRITEBYTECODE
 .PHONY: demo test slow lint pytest fuzz bench docs clean native native-arm64
 .DEFAULT_GOAL := test
 
-# An old pip takes a minute longer to look through the versions of 130 packages; where there is no newer one, it does.
+# uv installs these 130 packages in a quarter of a minute, where pip takes a minute and a half. It is told what pip is
+# configured with, and finds what pip would find; where it cannot be had or fails, pip does the work.
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+pip_has = $$($(PIP) config get global.$(1) 2>/dev/null)
+
 $(STAMP): pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile --upgrade "pip>=26" || true
-	$(BIN)/python -m pip install -qq --disable-pip-version-check --no-compile -e ".[dev]"
+	$(PIP) install --quiet --no-compile uv==$(UV_VERSION) && \
+		UV_FIND_LINKS="$(call pip_has,find-links)" UV_INDEX_STRATEGY=unsafe-best-match \
+		UV_DEFAULT_INDEX="$(call pip_has,index-url)" UV_EXTRA_INDEX_URL="$(call pip_has,extra-index-url)" \
+		$(BIN)/uv pip install --quiet --python $(BIN)/python -e ".[dev]" || \
+		$(PIP) install -qq --no-compile -e ".[dev]"
 	touch $@
 
 demo: $(STAMP)
@@ -59,7 +67,7 @@ docs: $(STAMP)
 # The native device (docs/pocket.md): cmake, a C++17 compiler, and ExecuTorch's wheel for its headers and libraries,
 # without the dependencies that nothing here imports.
 $(EXPORT_STAMP): $(STAMP)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile --no-deps \
+	$(PIP) install --quiet --no-compile --no-deps \
 		executorch==$(EXECUTORCH_VERSION) flatbuffers tabulate ruamel.yaml
 	touch $@
 
@@ -71,7 +79,7 @@ native: $(EXPORT_STAMP)
 # Debian: g++-aarch64-linux-gnu. The wheel for aarch64 is only unpacked.
 native-arm64: $(STAMP)
 	mkdir -p native/build-arm64/wheel
-	$(BIN)/python -m pip download --quiet --disable-pip-version-check --no-deps --only-binary :all: \
+	$(PIP) download --quiet --no-deps --only-binary :all: \
 		--platform manylinux_2_28_aarch64 --dest native/build-arm64 executorch==$(EXECUTORCH_VERSION)
 	$(BIN)/python -m zipfile -e native/build-arm64/executorch-*aarch64.whl native/build-arm64/wheel
 	cmake -S native -B native/build-arm64 -DCMAKE_TOOLCHAIN_FILE=arm64.cmake \

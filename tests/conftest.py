@@ -11,9 +11,12 @@ import os
 import shutil
 import signal
 import tempfile
+import time
 from pathlib import Path
 
 import pytest
+
+from tests.report.browser import CHROMIUM
 
 pytest_plugins = ["tests.forked"]
 
@@ -80,3 +83,14 @@ def compiler() -> None:
 
     if not kernels.available():
         pytest.skip("there is no C compiler")
+
+
+@pytest.fixture(scope="session")
+def chromium() -> None:
+    """For tests in a real browser, which CI installs while other tests run (.ci/run)."""
+    coming = os.environ.get("STRATA_CHROMIUM_COMES")
+    deadline = time.monotonic() + 600
+    while coming and Path(coming).exists() and time.monotonic() < deadline:
+        time.sleep(0.2)
+    if not CHROMIUM.exists():
+        pytest.skip(f"there is no {CHROMIUM} (Debian's package chromium)")

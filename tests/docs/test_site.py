@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.docs.pages import ROOT, all_pages
-from tests.report.browser import CHROMIUM, Browser
+from tests.report.browser import Browser
 
 # what a browser would fetch by itself; a link that a reader may follow is no asset
 ASSET = re.compile(r"""<(?:script|img|iframe|link|source)\b[^>]*?\b(?:src|href)=["']?((?:https?:)?//[^"'\s>]+)""")
@@ -59,8 +59,7 @@ def test_pictures_are_those_that_the_script_draws(tmp_path: Path) -> None:
         assert picture.read_text() == (ROOT / "docs" / "images" / picture.name).read_text(), picture.name
 
 
-@pytest.mark.skipif(not CHROMIUM.exists(), reason=f"there is no {CHROMIUM} (Debian's package chromium)")
-def test_in_a_browser_from_disk(site: Path, tmp_path: Path) -> None:
+def test_in_a_browser_from_disk(chromium: None, site: Path, tmp_path: Path) -> None:
     browser = Browser(tmp_path)
     try:
         browser.size(1280, 900)

@@ -12,16 +12,14 @@ from strata.report import server as page_server
 from strata.report.page import page
 from strata.report.page_data import page_data
 from strata.report.server import serving
-from tests.report.browser import CHROMIUM, Browser
+from tests.report.browser import Browser
 from tests.report.made import PLAN, append, finish, make_run
-
-pytestmark = pytest.mark.skipif(not CHROMIUM.exists(), reason=f"there is no {CHROMIUM} (Debian's package chromium)")
 
 EVIL = "<img src=x onerror=\"document.title='owned'\"></script><script>document.title='owned'</script>"
 
 
 @pytest.fixture(scope="module")
-def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+def browser(chromium: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
     browser = Browser(tmp_path_factory.mktemp("profile"))
     yield browser
     browser.close()
