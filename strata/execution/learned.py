@@ -40,7 +40,8 @@ def learned(sim: Simulation, op: Any, arguments: Any, dtypes: dict[int, torch.dt
             results.append(sim.new(result.shape, result.itemsize, result.strides))
         else:
             results.append(sim.view(inputs[result.view_of], result.shape, result.strides))
-    extra = [sim.allocate(lesson.kept_bytes)]
+    # without any, none: a segment is computed anew up to the last operation that keeps something
+    extra = [sim.allocate(lesson.kept_bytes)] if lesson.kept_bytes else []
     sim.passing(before + lesson.forward - sim.live)
 
     def backward(sim: Simulation, gradients: Gradients) -> Gradients:
@@ -54,7 +55,8 @@ def learned(sim: Simulation, op: Any, arguments: Any, dtypes: dict[int, torch.dt
     if differentiable:
         sim.record(inputs, differentiable, saved, backward, extra)
     else:
-        sim.release(extra[0])
+        for storage in extra:
+            sim.release(storage)
     return results if lesson.many else results[0]
 
 
