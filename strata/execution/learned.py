@@ -93,6 +93,18 @@ def _learn(target: Any, leaves: list[Any], structure: Any, dtypes: dict[int, tor
         raise NoRule(f"{target}: {error}") from error
 
 
+class _Start(torch.autograd.Function):
+    """Makes the gradient that comes in within backward, so that nobody but autograd holds it."""
+
+    @staticmethod
+    def forward(ctx: Any, result: Tensor) -> Tensor:
+        return result.view_as(result)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        return torch.empty(gradients[0].shape, dtype=gradients[0].dtype)
+
+
 class _Pupil:
     def __init__(self, target: Any, leaves: list[Any], structure: Any, dtypes: dict[int, torch.dtype]) -> None:
         self.target, self.leaves, self.structure, self.dtypes = target, leaves, structure, dtypes
@@ -104,7 +116,8 @@ class _Pupil:
         held = {_key(tensor): position for position, tensor in enumerate(inputs)}
         described = tuple(_result(tensor, held.get(_key(tensor))) for tensor in tensors)
         many = self.many
-        gradients, backward = self._backward(inputs, tensors, storages)
+        gradients = self._gradients(inputs, tensors)
+        backward = self._backward_rise() if any(gradients) else 0
         kept = self._kept()
         return Lesson(described, many, forward, *kept, gradients, backward)
 
@@ -129,21 +142,29 @@ class _Pupil:
         self.many = isinstance(found, (list, tuple))
         return inputs, list(found) if self.many else [found], storages
 
-    def _backward(self, inputs: list[Tensor], results: list[Tensor], storages: Storages) -> tuple[Any, int]:
-        wanted = [tensor for tensor in inputs if tensor.requires_grad]
+    def _gradients(self, inputs: list[Tensor], results: list[Tensor]) -> tuple[LearnedResult | None, ...]:
         differentiable = [tensor for tensor in results if tensor.requires_grad]
+        wanted = [tensor for tensor in inputs if tensor.requires_grad]
         if not wanted or not differentiable:
-            return tuple(None for _ in inputs), 0
+            return tuple(None for _ in inputs)
         incoming = [torch.empty(tensor.shape, dtype=tensor.dtype) for tensor in differentiable]
+        by_input = iter(torch.autograd.grad(differentiable, wanted, incoming, allow_unused=True))
+        gradients = [next(by_input) if tensor.requires_grad else None for tensor in inputs]
+        held = {_key(tensor): position for position, tensor in enumerate(incoming)}
+        return tuple(None if g is None else _result(g, held.get(_key(g))) for g in gradients)
+
+    def _backward_rise(self) -> int:
+        """How far backward rises above what was there, the incoming gradients among it: those of an operator that is
+        several to autograd go with the first of them."""
+        inputs, results, storages = self._run()
+        outputs = [_Start.apply(r) for r in results if isinstance(r, Tensor) and r.requires_grad]
+        wanted = [tensor for tensor in inputs if tensor.requires_grad]
+        nothing = [torch.empty((), dtype=output.dtype).expand(output.shape) for output in outputs]
         del results
         storages.start()
         with storages:
-            found = torch.autograd.grad(differentiable, wanted, incoming, allow_unused=True)
-        rise = storages.peak - storages.standing
-        by_input = iter(found)
-        gradients = [next(by_input) if tensor.requires_grad else None for tensor in inputs]
-        held = {_key(tensor): position for position, tensor in enumerate(incoming)}
-        return tuple(None if g is None else _result(g, held.get(_key(g))) for g in gradients), rise
+            torch.autograd.grad(outputs, wanted, nothing, allow_unused=True)
+        return storages.peak - storages.standing - sum(output.nbytes for output in outputs)
 
     def _kept(self) -> tuple[tuple[int, ...], tuple[int, ...], int]:
         """What stays alive when only the operator's node in autograd's graph is held."""

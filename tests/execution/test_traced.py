@@ -47,6 +47,26 @@ class Unusual(nn.Module):
         return self.classifier(functional.instance_norm(x).mean((2, 3)))
 
 
+class OneHead(nn.Module):
+    """Attention without a dim for heads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.query, self.key, self.value = (nn.Linear(16, 16) for _ in range(3))
+        self.classifier = nn.Linear(16, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = functional.scaled_dot_product_attention(self.query(x), self.key(x), self.value(x))
+        return self.classifier(x.mean(1))
+
+
+def test_attention_without_heads_is_learned() -> None:
+    graph = ChannelGraph(OneHead(), (24, 16))
+    for cut in (graph.full(), graph.prefix(0.5)):
+        measured = measure_cut(graph, cut, Execution(8)).peak
+        assert 0.99 * measured <= memory(graph, cut, Execution(8)).total <= 1.03 * measured
+
+
 @pytest.mark.parametrize("overwrite", [False, True])
 def test_operators_without_a_rule_are_learned_or_traced(overwrite: bool) -> None:
     graph = ChannelGraph(Unusual(overwrite), (3, 16, 16))

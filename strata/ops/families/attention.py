@@ -53,14 +53,9 @@ def step_bytes(
     enable_gqa: bool = False,
 ) -> Value:
     """The flash kernel, which torch takes on a CPU when there is no dropout; its output is stored position first."""
-    same = query.shape[:2] == key.shape[:2] == value.shape[:2] and query.shape[3] == key.shape[3] == value.shape[3]
-    if (
-        len(query.shape) != 4
-        or dropout_p
-        or enable_gqa
-        or not same
-        or (attn_mask is not None and attn_mask.requires_grad)
-    ):
+    shapes = [query.shape, key.shape, value.shape]
+    same = all(len(shape) == 4 for shape in shapes) and len({(*shape[:2], shape[3]) for shape in shapes}) == 1
+    if not same or dropout_p or enable_gqa or (attn_mask is not None and attn_mask.requires_grad):
         raise NoRule("attention that is not computed by the flash kernel")
     batch, heads, length, width = op.shape
     y = sim.new(op.shape, query.itemsize, _position_first(op.shape))
