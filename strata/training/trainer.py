@@ -149,9 +149,12 @@ class Trainer:
             assert not isinstance(x, Waiting)
             return self._backward_of(small, x, y, 1.0, taught)
         inputs = x.split(size) if isinstance(x, Waiting) else zip(*(one.split(size) for one in x), strict=True)
-        # each is arranged at once: as it came it need not stay
-        parts = zip(map(small.arranged, inputs), y.split(size), strict=True)
-        return sum(self._backward_of(small, part, targets, len(targets) / len(y), taught) for part, targets in parts)
+        loss = 0.0
+        for targets in y.split(size):
+            part = small.arranged(next(inputs))  # at once: as it came it need not stay...
+            loss += self._backward_of(small, part, targets, len(targets) / len(y), taught)
+            del part  # ...nor beside the next
+        return loss
 
     def _backward_of(
         self, small: BuiltSubmodel, x: Batch, y: Tensor, share: float, taught: list[Tensor] | None
