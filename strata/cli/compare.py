@@ -12,8 +12,9 @@ from strata.cli.run import add_output_arguments, asked_of
 from strata.core.errors import BadInput
 from strata.core.flags import add_flags, split_list
 from strata.core.sizes import show_bytes
-from strata.runs.config import RunConfig, refuse_unused
+from strata.runs.config import RunConfig
 from strata.runs.entries import Entry
+from strata.runs.unused import refuse_unused
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 from strata.core.errors import BadInput
 from strata.core.flags import add_flags, given
 from strata.core.sizes import at_least_one, show_bytes
-from strata.runs.config import RunConfig, refuse_unused
+from strata.runs.config import RunConfig
+from strata.runs.unused import refuse_unused
 
 if TYPE_CHECKING:
     from strata.export.folder import Exported

@@ -14,7 +14,8 @@ from strata.core.sizes import at_least_one, parse_input, show_bytes
 from strata.execution.execution import Execution
 from strata.planning import PlanInfeasible
 from strata.planning.device_time import SAMPLES, add_speed_flags, speed_of, time_of
-from strata.runs.config import RunConfig, refuse_without_needed
+from strata.runs.config import RunConfig
+from strata.runs.unused import refuse_without_needed
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -162,8 +163,8 @@ def run_method(args: argparse.Namespace) -> int:
     from strata.methods.heads import prepared_model
     from strata.methods.outline import outline
     from strata.models.loading import load_model
-    from strata.runs.config import refuse_unused
     from strata.runs.launch import make_method, own_options
+    from strata.runs.unused import refuse_unused
 
     refuse_unused(asked, [args.method])
     config = RunConfig.of(**asked)

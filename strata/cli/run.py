@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from strata.core.errors import BadInput
 from strata.core.flags import add_flags, given
-from strata.runs.config import RunConfig, refuse_unused, refuse_without_needed
+from strata.runs.config import RunConfig
+from strata.runs.unused import refuse_unused, refuse_without_needed
 
 if TYPE_CHECKING:
     Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]

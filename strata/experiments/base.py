@@ -13,7 +13,8 @@ from strata.data.augmentation import check_augmentation
 from strata.experiments.setups import SETUPS
 from strata.methods import method_class
 from strata.planning.schedules import DEFAULT_PATIENCE
-from strata.runs.config import RunConfig, of_some_methods
+from strata.runs.config import RunConfig
+from strata.runs.unused import of_some_methods
 
 if TYPE_CHECKING:
     from strata.experiments.cells import Results

@@ -12,10 +12,11 @@ from strata.core.errors import BadInput
 from strata.core.files import Lock, is_leftover, own_folder, read_object, remove_leftovers, said_plainly, write_json
 from strata.core.settings import differences
 from strata.methods import method_class
-from strata.runs.config import RunConfig, of_some_methods
+from strata.runs.config import RunConfig
 from strata.runs.entries import Entry
 from strata.runs.launch import Resources, launch
 from strata.runs.progress import display
+from strata.runs.unused import of_some_methods
 
 FILE = "compare.json"
 

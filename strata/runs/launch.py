@@ -24,11 +24,12 @@ from strata.models.loading import load_model
 from strata.models.weights import load_weights
 from strata.runs.allowance import Allowance
 from strata.runs.callbacks import Callback, trackers
-from strata.runs.config import RunConfig, of_some_methods
+from strata.runs.config import RunConfig
 from strata.runs.folder import has_checkpoint, is_finished, read_summary, refuse_used
 from strata.runs.progress import display
 from strata.runs.running import Prepared, carry_out, complete, settled
 from strata.runs.session import Result
+from strata.runs.unused import of_some_methods
 from strata.runs.workers import make_engine, ray_of
 from strata.training import LocalTraining
 

@@ -52,7 +52,8 @@ from strata.runs.checks import (
     kept_phases,
     narrowing,
 )
-from strata.runs.config import ADAM_LR, DEFAULT_ROUNDS, FORMAT, RunOptions
+from strata.runs.components import DEFAULT_ROUNDS
+from strata.runs.config import ADAM_LR, FORMAT, RunOptions
 from strata.runs.folder import RunFolder
 from strata.runs.progress import display
 from strata.runs.session import Result, Session

@@ -13,7 +13,7 @@ from strata.engines import Engine, InlineEngine, LocalEngine, default_workers
 from strata.engines.ray import Ray
 from strata.federation.jobs import DeviceProgram, cuts_of
 from strata.graph import Cut
-from strata.runs.config import Machine
+from strata.runs.components import Machine
 from strata.training import LocalTraining, Workspace
 
 

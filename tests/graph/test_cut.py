@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from strata.core.errors import BadInput
 from strata.graph import ChannelGraph, Cut
 from strata.models import resnet20
-from strata.runs.config import refuse_unused
+from strata.runs.unused import refuse_unused
 from tests.recorded.network import Recorded
 
 

@@ -7,7 +7,7 @@ import pytest
 from strata.cli import main
 from strata.core.errors import BadInput
 from strata.methods import METHODS, Card, FedAvg, register
-from strata.runs.config import of_some_methods, refuse_unused, users_of
+from strata.runs.unused import of_some_methods, refuse_unused, users_of
 
 NAMES = ["slt", "fedavg", "small", "fd", "fedrolex", "heterofl", "fjord", "top", "window", "cycle", "bias", "lora"]
 

@@ -18,7 +18,8 @@ from strata.core.errors import BadInput
 from strata.core.settings import Described, differences
 from strata.methods import METHODS
 from strata.runs import run
-from strata.runs.config import FORMAT, RunConfig, RunOptions, of_some_methods, users_of
+from strata.runs.config import FORMAT, RunConfig, RunOptions
+from strata.runs.unused import of_some_methods, users_of
 
 OLD = Path(__file__).parents[2] / "results" / "runs"
 KNOWN = RunConfig.described()

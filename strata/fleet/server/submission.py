@@ -43,8 +43,9 @@ def run_settings(asked: Mapping[str, Any], args: argparse.Namespace, local: bool
     """From the command line: `asked` of the run's config, the rest in `args`. `local`: the server is this machine, so
     its folders are ours."""
     from strata.fleet.server.resuming import config_of
-    from strata.runs.config import RunConfig, refuse_unused
+    from strata.runs.config import RunConfig
     from strata.runs.folder import refuse_used
+    from strata.runs.unused import refuse_unused
 
     out = expanded(args.out)
     if not local and not out.is_absolute():
