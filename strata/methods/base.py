@@ -125,6 +125,17 @@ class Method(ABC):
         """What a device of each level takes at the most. `count`: the bytes of a step of a cut."""
         return [count(self.graph.full())]
 
+    def most_executed(self, count: Callable[[Cut, Execution | None], int]) -> list[int]:
+        """The same, where each level has its own execution; None: the run's."""
+
+        def of_level(level: int, execution: Execution | None) -> int:
+            sizes = self.most_bytes(lambda cut: count(cut, execution))
+            return sizes[min(level, len(sizes) - 1)]  # a method may be the same for all levels
+
+        if not self.executions:
+            return self.most_bytes(lambda cut: count(cut, None))
+        return [of_level(level, execution) for level, execution in enumerate(self.executions)]
+
     @property
     def setting(self) -> str:
         """What was made of the budget, for people: a width, or how many layers."""

@@ -50,8 +50,6 @@ class Budget:
                 "lean chooses how steps are executed by the bytes that they take: give a budget, such as 24MiB, "
                 "counted by peak"
             )
-        if self.lean and self.reserve is not None:
-            raise BadInput("a reserve is measured for one execution, and lean has several: leave out one of them")
 
     def chooser(self, graph: ChannelGraph) -> Chooser:
         """Which executions there are, and what each takes."""

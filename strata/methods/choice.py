@@ -70,13 +70,14 @@ def method_named(
     if reserve is None or method.card.needs_plan:  # a plan does it itself, for its steps
         return _made(method, graph, budget)
 
-    def with_scratch(cut: Cut) -> int:
-        return budget.need(graph, cut) + scratch_bytes(graph, cut, budget.execution)
+    def with_scratch(cut: Cut, execution: Execution | None) -> int:
+        own = execution or budget.execution
+        return budget.chooser(graph).memory(cut, own).total + scratch_bytes(graph, cut, own)
 
     return reserving(
         budget.sizes,
         lambda sizes: _made(method, graph, replace(budget, sizes=sizes)),
-        lambda made: made.most_bytes(with_scratch),
+        lambda made: made.most_executed(with_scratch),
     )
 
 

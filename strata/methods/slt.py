@@ -106,9 +106,12 @@ class SLT(Method):
     def most_bytes(self, count: Callable[[Cut], int]) -> list[int]:
         """More than the prefix model after which a constraint is named, perhaps: a plan by the paper's accounting may
         use what that does not count."""
+        return self.most_executed(lambda cut, _: count(cut))
+
+    def most_executed(self, count: Callable[[Cut, Execution | None], int]) -> list[int]:
         levels = range(len(self.plan.levels)) if self.plan.levels else (None,)
         steps = range(len(self.plan.steps))
-        return [max(count(self.plan.cut(step, level)) for step in steps) for level in levels]
+        return [max(count(self.plan.cut(step, one), self._execution(step, one)) for step in steps) for one in levels]
 
     @property
     def setting(self) -> str:
@@ -120,7 +123,11 @@ class SLT(Method):
 
     def execution_for(self, round: int, device: int) -> Execution | None:
         levels = len(self.plan.levels)
-        chosen = self.plan.execution_at(self.step(round), device % levels if levels else None)
+        return self._execution(self.step(round), device % levels if levels else None)
+
+    def _execution(self, step: int, level: int | None) -> Execution | None:
+        """None: the run's own."""
+        chosen = self.plan.execution_at(step, level)
         return None if chosen == self.plan.execution else chosen
 
     @property

@@ -96,6 +96,12 @@ class Windows(Method):
     def most_bytes(self, count: Callable[[Cut], int]) -> list[int]:
         return [max(count(self.graph.window(*window)) for window in level) for level in self.bounds]
 
+    def most_executed(self, count: Callable[[Cut, Execution | None], int]) -> list[int]:
+        windows = [self.graph.window(*window) for level in self.bounds for window in level]
+        sizes = [count(*one) for one in zip(windows, self.executions or (None,) * len(windows), strict=True)]
+        each = len(self.bounds[0])
+        return [max(sizes[first : first + each]) for first in range(0, len(sizes), each)]
+
     def executed(self, budget: Budget) -> Self:
         """Each window in its own way: those below have more activations, those above may have more parameters."""
         if not budget.lean:

@@ -83,8 +83,6 @@ def plan(
         raise BadInput(
             "lean chooses how steps are executed by the bytes that they take: give a budget, counted by peak"
         )
-    if lean and reserve is not None:
-        raise BadInput("a reserve is measured for one execution, and lean has several: leave out one of them")
     if lean and chooser is None:
         chooser = Chooser(graph, candidates(graph, execution))
     check_reserve(reserve, () if budget is None else asked, accounting)
@@ -147,14 +145,16 @@ def _plan(
 
 
 def _with_scratch(plan: Plan, execution: Execution) -> list[int]:
-    """Of each level, the most that a step takes with what libraries take beside it."""
+    """Of each level, the most that a step takes with what libraries take beside it. `execution`: the run's, which may
+    have an optimizer that plans do not name."""
+
+    def of_step(step: int, level: int | None) -> int:
+        cut, chosen = plan.cut(step, level), plan.execution_at(step, level)
+        own = execution if chosen == plan.execution else chosen
+        return memory(plan.graph, cut, own).total + scratch_bytes(plan.graph, cut, own)
+
     levels = range(len(plan.levels)) if plan.levels else (None,)
-    cuts = [{plan.cut(step.step, level) for step in plan.steps} for level in levels]
-    graph = plan.graph
-    return [
-        max(memory(graph, cut, execution).total + scratch_bytes(graph, cut, execution) for cut in of_level)
-        for of_level in cuts
-    ]
+    return [max(of_step(step, level) for step in range(len(plan.steps))) for level in levels]
 
 
 def _graph(model: nn.Module | ChannelGraph, inputs: InputsLike | None, width: str | None) -> ChannelGraph:

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from strata.core.errors import BadInput, Infeasible
+from strata.execution import memory, scratch_bytes
 from strata.execution import scratch as scratches
-from strata.execution import scratch_bytes
 from strata.execution.execution import Execution
 from strata.graph import ChannelGraph, Cut
 from strata.methods.choice import method_named
@@ -52,6 +52,35 @@ def test_a_width_leaves_room_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
     within = method_named("small", graph, budgets=["40 KiB"], execution=execution, reserve="scratch")
     assert within == method_named("small", graph, budgets=["28 KiB"], execution=execution)
     assert within != method_named("small", graph, budgets=["40 KiB"], execution=execution)
+
+
+def test_lean_executions_leave_room_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each step with the scratch of its own execution: here, so much for every sample that is taken at a time."""
+
+    def by_samples(graph: ChannelGraph, cut: Cut, execution: Execution) -> int:
+        return 512 * execution.at_once
+
+    for place in ("planning.make", "methods.choice"):
+        monkeypatch.setattr(f"strata.{place}.scratch_bytes", by_samples)
+    graph, size = tiny.graph(), 44 * 1024
+    without = plan(graph, batch_size=32, budget=size, rounds=2, lean=True)
+    within = plan(graph, batch_size=32, budget=size, rounds=2, lean=True, reserve="scratch")
+    executions = [within.execution_at(step.step) for step in within.steps]
+    totals = [step.memory_bytes + 512 * one.at_once for step, one in zip(within.steps, executions, strict=True)]
+    assert max(totals) <= size < max(step.memory_bytes + 512 * 32 for step in without.steps)
+
+    for name in ("small", "window", "auto"):
+        made = method_named(
+            name, graph, budgets=[size], execution=Execution(32), lean=name != "auto", reserve="scratch"
+        )
+        found: list[int] = []
+
+        def total(cut: Cut, execution: Execution | None, found: list[int] = found) -> int:
+            own = execution or Execution(32)
+            found.append(memory(graph, cut, own).total + by_samples(graph, cut, own))
+            return found[-1]
+
+        assert made.most_executed(total) == [max(found)] and max(found) <= size, name
 
 
 def test_what_makes_no_sense_is_one_sentence() -> None:
