@@ -73,6 +73,10 @@ def run(args: argparse.Namespace) -> int:
     from strata.export.lowering import require_executorch
 
     require_executorch()
+    if args.verify:
+        from strata.export.native import library
+
+        library()  # said before minutes of work, not after
     if args.run is not None:
         config = RunConfig.of_folder(Path(args.run), {})
     else:
