@@ -150,7 +150,7 @@ def what_fits(graph: ChannelGraph, budget: Budget) -> str:
     named = "; ".join(
         f"{way.method} at {way.setting}, {flags_for(way.execution)} ({show_bytes(way.peak_bytes)})" for way in ways
     )
-    return f"within {size} bytes: {named}; --lean finds these settings"
+    return f"within {show_bytes(size)}: {named}; `strata run --lean` finds these settings"
 
 
 def flags_for(execution: Execution) -> str:

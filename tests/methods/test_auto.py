@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from strata.core.errors import BadInput, Infeasible
+from strata.core.sizes import show_bytes
 from strata.execution import Execution, memory
 from strata.methods import FedAvg, Small
 from strata.methods.choice import method_named
@@ -39,9 +40,7 @@ def test_refusals_name_the_ways_that_fit() -> None:
     lean = memory(graph, graph.full(), Execution(16, 4, "auto")).total
     with pytest.raises(Infeasible) as refused:
         method_named("fedavg", graph, budgets=[lean], execution=STEP)
-    said = str(refused.value)
-    assert (
-        f"within {lean} bytes: fedavg at the whole model, with --micro-batch 4 --activation-checkpointing auto" in said
-    )
+    way = "fedavg at the whole model, with --micro-batch 4 --activation-checkpointing auto"
+    assert f"within {show_bytes(lean)}: {way}" in str(refused.value)
     with pytest.raises(Infeasible, match="nothing else fits either"):
         method_named("small", graph, budgets=["100B"], execution=STEP)
