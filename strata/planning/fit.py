@@ -146,8 +146,10 @@ def recommend(ways: Sequence[Way]) -> tuple[int | None, str]:
     known = {way.method: number for number, way in enumerate(ways) if way.fits and way.everywhere}
     whole, small, slt = (known.get(name) for name in ("fedavg", "small", "slt"))
     if whole is not None:
-        few = "" if _enough_samples(ways[whole]) else ", though batch norm over so few samples slows it"
-        return whole, f"the whole model fits ({ways[whole].execution}), and no part of it learns as well{few}"
+        fits = f"the whole model fits ({ways[whole].execution})"
+        if _enough_samples(ways[whole]):
+            return whole, f"{fits}, and no part of it learns as well"
+        return whole, f"{fits}; batch norm over so few samples slows it, so a somewhat narrower one may do as well"
     if small is not None and ways[small].trained_share >= SMALL_ENOUGH:
         return small, (
             f"the whole model does not fit; a small one with {ways[small].trained_share:.0%} of its parameters does, "
