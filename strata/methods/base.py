@@ -125,15 +125,19 @@ class Method(ABC):
         """What a device of each level takes at the most. `count`: the bytes of a step of a cut."""
         return [count(self.graph.full())]
 
+    def most_bytes_at(self, level: int, count: Callable[[Cut], int]) -> int:
+        """The same of one level: a method may be the same for all."""
+        sizes = self.most_bytes(count)
+        return sizes[min(level, len(sizes) - 1)]
+
     def most_executed(self, count: Callable[[Cut, Execution | None], int]) -> list[int]:
-        """The same, where each level has its own execution; None: the run's."""
-
-        def of_level(level: int, execution: Execution | None) -> int:
-            sizes = self.most_bytes(lambda cut: count(cut, execution))
-            return sizes[min(level, len(sizes) - 1)]  # a method may be the same for all levels
-
+        """The most of each level, by its own execution; None: the run's."""
         if not self.executions:
             return self.most_bytes(lambda cut: count(cut, None))
+
+        def of_level(level: int, execution: Execution | None) -> int:
+            return self.most_bytes_at(level, lambda cut: count(cut, execution))
+
         return [of_level(level, execution) for level, execution in enumerate(self.executions)]
 
     @property

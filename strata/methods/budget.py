@@ -4,8 +4,9 @@ All that counts bytes for this is here, in one place."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from strata.core.errors import BadInput
@@ -88,11 +89,7 @@ class Budget:
         return found if any(found) else ()
 
     def _execution_for(self, method: Method, level: int, size: int) -> Execution | None:
-        def most(count: Callable[[Cut], int]) -> int:
-            sizes = method.most_bytes(count)
-            return sizes[min(level, len(sizes) - 1)]  # a method may be the same for all levels
-
-        chosen = self.chooser(method.graph).cheapest(most, size)
+        chosen = self.chooser(method.graph).cheapest(partial(method.most_bytes_at, level), size)
         return None if chosen is None or chosen == self.execution else chosen.alone
 
     def plan(self, graph: ChannelGraph) -> Plan:
