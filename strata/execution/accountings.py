@@ -66,7 +66,8 @@ def _peak(
     graph: ChannelGraph, cut: Cut, execution: Execution, placement: Placement | None, samples: int, accumulated: bool
 ) -> Memory:
     """Of the pass over so many samples, with or without gradients of earlier ones."""
-    ops = with_fixed(graph.sized(cut, samples), fixed_norms(graph, cut, execution))
+    sized = graph.sized(cut, samples)
+    ops = with_fixed(sized, fixed_norms(graph, cut, execution))
     mapped = mapped_bytes(graph, cut, execution)
     weights = state_bytes(graph, cut) + index_bytes(ops) - mapped
     if execution.proximal:  # the trained weights as they came
@@ -74,7 +75,7 @@ def _peak(
     used = {op.state_name for op in ops}  # a parameter that takes no part has neither gradient nor momentum
     trained = [_bytes(graph, cut, [name]) for name in cut.trained if name in used]
     alone = with_fixed(graph.sized(cut, 1), fixed_norms(graph, cut, execution)) if execution.caches else ()
-    last = channels_last(graph, cut)
+    last = channels_last(graph, cut, sized)
     try:
         found = peak(ops, weights, trained, execution, placement, accumulated, graph.inputs, last, alone)
     except NoRule:

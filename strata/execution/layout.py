@@ -12,27 +12,38 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from strata.execution.simulated import Pass
+from strata.execution.simulated import Pass, each
 from strata.graph.inputs import images_last
 from strata.ops.channels import argument
-from strata.ops.tape import Simulation
+from strata.ops.tape import Simulation, same_layout
 
 if TYPE_CHECKING:
-    from strata.graph import ChannelGraph, Cut
+    from strata.graph import ChannelGraph, Cut, SizedOp
 
 aten = torch.ops.aten
 _VIEWS = (aten.view.default, aten._unsafe_view.default)  # they refuse where `reshape` and `flatten` would copy
 _LANES = 16  # floats in the widest register, AVX-512's
 
 
-def channels_last(graph: ChannelGraph, cut: Cut) -> bool:
-    """Whether the cut's submodel is trained, and evaluated, with images channels last."""
+def channels_last(graph: ChannelGraph, cut: Cut, sized: Sequence[SizedOp] = ()) -> bool:
+    """Whether the cut's submodel is trained, and evaluated, with images channels last.
+
+    `sized`: its operations for some number of samples, where the caller has them."""
     has_images = any(len(one.shape) == 3 for one in graph.inputs.inputs)
     has_volumes = any(len(shape) == 5 for shape in cut.shapes.values())  # torch has another order for these
     if not has_images or has_volumes:
         return False
     nodes = graph.mode("train").graph.nodes
-    return not any(_overruns(node, cut) for node in nodes) and _views_hold(graph, cut)
+    if any(_overruns(node, cut) for node in nodes):
+        return False
+    if not any(node.target in _VIEWS for node in nodes):
+        return True
+    # not of a single sample, where more than one order may be the usual one
+    return _views_hold(sized if _samples(sized) > 1 else graph.sized(cut, 2))
+
+
+def _samples(sized: Sequence[SizedOp]) -> int:
+    return next((op.shape[0] for op in sized if op.kind == "input"), 0)
 
 
 def _overruns(node: Any, cut: Cut) -> bool:
@@ -53,15 +64,25 @@ def _both(value: Any) -> Sequence[int]:
     return (value,) if isinstance(value, int) else value
 
 
-def _views_hold(graph: ChannelGraph, cut: Cut) -> bool:
-    if not any(node.target in _VIEWS for node in graph.mode("train").graph.nodes):
-        return True
-    forward = Pass(Simulation(0), graph.sized(cut, 2), channels_last=True)
-    values = dict(forward.standing)
-    for op in forward.calls:
-        values[op.name] = forward.apply_or_guess(op, values)
+def _views_hold(sized: Sequence[SizedOp]) -> bool:
+    """Both orders side by side, for as long as a value is used that does not lie the same in both."""
+    usual, last = (Pass(Simulation(0), sized, channels_last=one) for one in (False, True))
+    as_usual, values = dict(usual.standing), dict(last.standing)
+    last_use = {name: index for index, op in enumerate(last.calls) for name in op.inputs}
+
+    def differs_until(name: str) -> int:
+        both = zip(each(as_usual[name]), each(values[name]), strict=True)
+        return -1 if all(same_layout(a.shape, a.strides, b.strides) for a, b in both) else last_use.get(name, -1)
+
+    until = max(map(differs_until, values), default=-1)
+    for index, op in enumerate(last.calls):
+        if index > until:
+            return True
+        as_usual[op.name] = usual.apply_or_guess(op, as_usual)
+        values[op.name] = last.apply_or_guess(op, values)
         if op.target in _VIEWS and values[op.name].storage != values[op.inputs[0]].storage:
             return False
+        until = max(until, differs_until(op.name))
     return True
 
 

@@ -80,7 +80,7 @@ def place(
     segments than it takes to be within one percent of it. With a `chunk`, frozen operations that come first run so many
     samples at a time; `apart`: also where that is no fewer than there are. A pure function."""
     ops = graph.sized(cut, batch)
-    last = channels_last(graph, cut)
+    last = channels_last(graph, cut, ops)
     observed = observe(ops, channels_last=last)
     first = frozen_first(ops, observed)
     everything = range(len(observed.calls))

@@ -286,7 +286,7 @@ class Simulation:
         if self.accumulates:
             self.drop(whole)
             return
-        if whole.uses > 1 or not _same_layout(whole.shape, whole.strides, parameter.strides):
+        if whole.uses > 1 or not same_layout(whole.shape, whole.strides, parameter.strides):
             copy = self.new(parameter.shape, parameter.itemsize, parameter.strides)
             self.drop(whole)
             whole = copy
@@ -363,7 +363,7 @@ def is_dense(shape: Shape, strides: Strides) -> bool:
     return True
 
 
-def _same_layout(shape: Shape, a: Strides, b: Strides) -> bool:
+def same_layout(shape: Shape, a: Strides, b: Strides) -> bool:
     if a == b:
         return True
     first = a or contiguous_strides(shape)

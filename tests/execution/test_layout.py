@@ -91,6 +91,34 @@ def test_a_view_that_refuses(refuses: bool) -> None:
     )
 
 
+class ThereAndBack(nn.Module):
+    """Pixels come first for a while: what lies the usual way then, with channels last, will not after the way back."""
+
+    def __init__(self, side: int) -> None:
+        super().__init__()
+        self.conv, self.classifier = nn.Conv2d(3, 16, 3, padding=1), nn.Linear(16 * side**2, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        pixels = self.conv(x).permute(0, 2, 3, 1)
+        return self.classifier(pixels.permute(0, 3, 1, 2).view(x.shape[0], -1))
+
+
+def test_a_view_that_refuses_after_the_way_back() -> None:
+    for side, holds in ((8, False), (1, True)):  # of one pixel all orders are one
+        graph = ChannelGraph(ThereAndBack(side), (3, side, side))
+        assert channels_last(graph, graph.full()) == submodel_as_trained(graph, graph.full())[1] == holds
+
+
+def test_operations_of_the_caller_give_the_same_answer() -> None:
+    for name in ("hf_vit", "mobilenet"):
+        graph = graph_of(name)
+        for cut in (graph.full(), graph.prefix(0.3)):
+            answers = {channels_last(graph, cut, graph.sized(cut, samples)) for samples in (1, 2, 5)}
+            assert answers == {channels_last(graph, cut)}
+    graph = ChannelGraph(Viewed(refuses=True), (3, 8, 8))
+    assert not any(channels_last(graph, graph.full(), graph.sized(graph.full(), samples)) for samples in (1, 2, 5))
+
+
 # --- how each value lies ---------------------------------------------------------------------------------------------
 
 
