@@ -64,7 +64,14 @@ void keep_log(et_timestamp_t, et_pal_log_level_t, const char*, const char*, size
 
 void prepare_runtime() {
   static const bool done = [] {
-    runtime::register_pal(runtime::PalImpl::create(keep_log, __FILE__));
+    // Where a process has ExecuTorch's Python module too, that has registered itself, and registering twice prints a
+    // line on stderr: only the log is taken over then.
+    const runtime::PalImpl* pal = runtime::get_pal_impl();
+    if (pal->source_filename == nullptr) {
+      runtime::register_pal(runtime::PalImpl::create(keep_log, __FILE__));
+    } else {
+      const_cast<runtime::PalImpl*>(pal)->emit_log_message = keep_log;
+    }
     runtime::runtime_init();
     if (!strata::register_kernels()) throw Failed("the runtime has no room for Strata's kernels");
     return true;

@@ -25,6 +25,7 @@ from strata.results.tables import Table, write
 MIB = 2**20
 WHOLE = "fedavg"
 WAYS = (WHOLE, "small", "slt", "fedrolex")  # with one kind of device HeteroFL is the small model
+WARMUP = 5  # rounds, of every method: without, lean ones lose their first ten (docs/fit.md)
 TITLE = "Accuracy within true bytes, every method at its best execution: CIFAR10"
 
 
@@ -46,15 +47,21 @@ class Panel:
         return f"{label(self.model)}, {label(self.partition)}"
 
     def cell(self, budget: float, method: str) -> Cell:
-        options: tuple[tuple[str, Any], ...] = (("budgets", (int(budget * MIB),)), ("lean", True))
+        options: tuple[tuple[str, Any], ...] = (("budgets", (int(budget * MIB),)), ("lean", True), ("warmup", WARMUP))
+        variant = f"warmup-{WARMUP}"
         fewest = dict(self.norm_samples).get(budget) if method != WHOLE else None
-        if fewest is None:
-            return Cell("cifar10", self.model, self.partition, (), method, options=options)
-        options += (("norm_samples", fewest),)
-        return Cell("cifar10", self.model, self.partition, (), method, f"norm-{fewest}", options)
+        if fewest is not None:
+            options += (("norm_samples", fewest),)
+            variant = f"norm-{fewest}-{variant}"
+        return Cell("cifar10", self.model, self.partition, (), method, variant, options)
+
+    def ways_at(self, budget: float) -> tuple[str, ...]:
+        """Without FedRolex where the whole model fits: its window would be nearly all of it."""
+        fits = (budget, WHOLE) not in self.too_large
+        return tuple(method for method in self.ways if not (fits and method == "fedrolex"))
 
     def cells(self) -> dict[tuple[float, str], Cell]:
-        every = [(budget, method) for budget in self.budgets for method in self.ways]
+        every = [(budget, method) for budget in self.budgets for method in self.ways_at(budget)]
         return {one: self.cell(*one) for one in every if one not in self.too_large}
 
 
@@ -95,7 +102,7 @@ def _every_cell() -> list[tuple[At, Cell]]:
 def _table(panel: Panel, found: Found) -> Table:
     lines = []
     for budget in panel.budgets:
-        for method in panel.ways:
+        for method in panel.ways_at(budget):
             name = "whole model" if method == WHOLE else label(method)
             if (budget, method) in panel.too_large:
                 lines.append((f"{budget:g} MiB", name, "does not fit", *[""] * 5))
@@ -122,8 +129,9 @@ def _about() -> Sequence[str]:
         "its widest cut fits; `plan.json` and `config.json` of each run say which. Under micro-batches batch norm sees "
         "only the samples of one part. Where the whole model fits, the others are held to at least twice as many "
         "samples at a time as it has: with as few, the widest of them would be the whole model.",
-        "Whole model: FedAvg. FedRolex trains the same width as the small model. With one kind of device HeteroFL is "
-        "the small model.",
+        f"The learning rate of every method warms up over {WARMUP} rounds.",
+        "Whole model: FedAvg. FedRolex trains the same width as the small model, and is left out where the whole model "
+        "fits: its window would be nearly all of it. With one kind of device HeteroFL is the small model.",
     )
 
 

@@ -15,12 +15,15 @@ from tests.networks import paper_graph
 def test_cells_are_named_by_their_bytes_and_asked_for_lean() -> None:
     made = experiment("table-frontier", Asked(scale=0.06, seeds=1))
     names = [run.name for run in made.runs]
-    assert names[0] == "cifar10/resnet20/iid/2.5MiB/small/rounds-150/seed-0"
-    assert "cifar10/resnet20/dirichlet-0.1/6.5MiB/slt-norm-8/rounds-150/seed-0" in names
-    assert "cifar10/resnet20/iid/6.5MiB/fedavg/rounds-150/seed-0" in names
-    assert len(names) == len(set(names)) == sum(len(panel.cells()) for panel in PANELS) == 25
+    assert names[0] == "cifar10/resnet20/iid/2.5MiB/small-warmup-5/rounds-150/seed-0"
+    assert "cifar10/resnet20/dirichlet-0.1/6.5MiB/slt-norm-8-warmup-5/rounds-150/seed-0" in names
+    assert "cifar10/resnet20/iid/6.5MiB/fedavg-warmup-5/rounds-150/seed-0" in names
+    assert "cifar10/resnet20/iid/4MiB/fedrolex-warmup-5/rounds-150/seed-0" in names
+    assert not any("6.5MiB/fedrolex" in name for name in names)  # the whole model fits
+    assert len(names) == len(set(names)) == sum(len(panel.cells()) for panel in PANELS) == 22
     for run in made.runs:
         assert run.request.approach.lean and not run.request.approach.constraints
+        assert run.request.course.warmup == 5
     assert made.runs[0].request.approach.budgets == (2_621_440,)
 
 

@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +22,7 @@ from strata.core.errors import BadInput
 from strata.data.augmentation import augment
 from strata.data.digits import load_digits
 from strata.execution import Execution
+from strata.export.folder import export_folder, stored
 from strata.export.lowering import refuse_unknown
 from strata.export.manifest import StepProgram, read_manifest
 from strata.export.native import (
@@ -34,11 +36,12 @@ from strata.export.native import (
     NativeTraining,
 )
 from strata.export.step import export_step
+from strata.export.verify import Reference, draws
 from strata.graph import ChannelGraph, Cut
+from strata.runs.config import RunConfig
 from strata.training import LocalTraining, Workspace, reestimated
+from strata.training.loop import TaskSeeds
 from tests.export import networks
-
-pytestmark = pytest.mark.slow
 
 SIDE, BATCH = 16, 6
 PLAIN = NativeTraining(lr=1.0, momentum=0, weight_decay=0)  # one step of it is minus the gradient
@@ -150,16 +153,39 @@ def folder(native: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
-def test_twenty_batches_follow_the_curve_of_double_precision(
-    native: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    """Of a network without ReLUs, where rounding does not grow (tests/training/test_rounding.py)."""
-    command = "export --model tests.export.networks:SmallGated --data digits --method fedavg --lr 0.05 --batch 16"
-    code = main([*command.split(), "--samples", "320", "--verify", "--json", "--out", str(tmp_path)])
-    found = json.loads(capsys.readouterr().out)["steps"][0]["verification"]
-    assert (code, found["batches"]) == (0, 20)
-    assert found["curve"] <= 1e-4
-    assert found["own_curve"] <= 1e-4
+def test_twenty_batches_follow_the_curve_of_double_precision(native: Path, tmp_path: Path) -> None:
+    """Each by itself, a network without ReLUs, where rounding does not grow (tests/training/test_rounding.py)."""
+    config = RunConfig.of(
+        model="tests.export.networks:SmallGated",
+        data="digits",
+        method="fedavg",
+        lr=0.05,
+        batch=16,
+        augmentation="cifar",
+    )
+    (exported,) = export_folder(config, tmp_path, None, None, 320, None)
+    execution, seeds = exported.execution, TaskSeeds(order=1, augmentation=2, levels=3, dropout=4)
+    losses: list[float] = []
+    with NativeStep.open(exported.folder) as step:
+        weights = step.read(TRAINED).astype(np.float64)
+        asked = NativeTraining(
+            lr=exported.lr, batch=16, momentum=execution.momentum, weight_decay=execution.weight_decay,
+            seeds=(1, 2, 4), augmentation="cifar", mean=exported.training.mean, std=exported.training.std,
+        )  # fmt: skip
+        labels = exported.samples.targets.numpy()
+        step.train(stored(exported.samples).numpy(), labels, asked, lambda _, __, loss: bool(losses.append(loss)))
+        trained = step.read(TRAINED)
+    settings = replace(exported.training, batch_size=16, kernels=False)
+    reference = Reference(exported, settings, weights)
+    velocity, curve = np.zeros_like(weights), []
+    for parts in draws(exported, settings, seeds, exported.samples):
+        loss, update = reference.update(weights, parts)
+        velocity = execution.momentum * velocity + update
+        weights = weights - exported.lr * velocity
+        curve.append(loss)
+    assert len(curve) == 20 and max(curve) > min(curve) + 0.05  # what is compared is no flat line
+    np.testing.assert_allclose(losses, curve, atol=1e-4)
+    assert np.linalg.norm(trained - weights) <= 1e-3 * np.linalg.norm(weights - reference.begun)
 
 
 def test_the_program_trains_it_in_little_memory(folder: Path) -> None:
@@ -362,6 +388,7 @@ def test_damaged_steps_are_refused(folder: Path, tmp_path: Path) -> None:
     assert "cut short" in said.stderr
 
 
+@pytest.mark.slow
 def test_steps_of_a_run_and_levels(native: Path, tmp_path: Path) -> None:
     """--run, --step all and --level, of a network whose plans have several steps."""
     base = "--model tests.device.nets:even --data digits --method slt --batch 32 --rounds 3"

@@ -8,35 +8,15 @@ weights moved by 1e-7; with softplus in place of the ReLUs it was 3e-7 off.
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
 from torch import Tensor
 from torch.nn import functional
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from strata.data.digits import load_digits
+from strata.export.gates import Gates
 from strata.graph import ChannelGraph
 from tests.export.networks import small_resnet
-
-aten = torch.ops.aten
-
-
-class Gates(TorchDispatchMode):
-    """Records which ReLUs let a gradient through; or has those do so that are `given`."""
-
-    def __init__(self, given: list[Tensor] | None = None) -> None:
-        super().__init__()
-        self.given, self.found = given, []
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is not aten.threshold_backward.default:
-            return func(*args, **(kwargs or {}))
-        gradient, result, *_ = args
-        gate = result > 0 if self.given is None else self.given[len(self.found)]
-        self.found.append(gate)
-        return gradient * gate
 
 
 @pytest.mark.parametrize("order", [torch.contiguous_format, torch.channels_last])
