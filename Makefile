@@ -14,7 +14,7 @@ export MKL_NUM_THREADS := 1
 # Tests start hundreds of processes: none of them should compile Strata again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test slow lint pytest fuzz bench docs clean native native-arm64
+.PHONY: demo executorch test slow lint pytest fuzz bench docs clean native native-arm64
 .DEFAULT_GOAL := test
 
 # uv installs these 130 packages in a quarter of a minute, where pip takes a minute and a half. It is told what pip is
@@ -22,13 +22,14 @@ unexport PYTHONDONTWRITEBYTECODE
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 pip_has = $$($(PIP) config get global.$(1) 2>/dev/null)
 
+install = $(PIP) install --quiet --no-compile uv==$(UV_VERSION) && \
+	UV_FIND_LINKS="$(call pip_has,find-links)" UV_INDEX_STRATEGY=unsafe-best-match \
+	UV_DEFAULT_INDEX="$(call pip_has,index-url)" UV_EXTRA_INDEX_URL="$(call pip_has,extra-index-url)" \
+	$(BIN)/uv pip install --quiet --python $(BIN)/python $(1) || $(PIP) install -qq --no-compile $(1)
+
 $(STAMP): pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	$(PIP) install --quiet --no-compile uv==$(UV_VERSION) && \
-		UV_FIND_LINKS="$(call pip_has,find-links)" UV_INDEX_STRATEGY=unsafe-best-match \
-		UV_DEFAULT_INDEX="$(call pip_has,index-url)" UV_EXTRA_INDEX_URL="$(call pip_has,extra-index-url)" \
-		$(BIN)/uv pip install --quiet --python $(BIN)/python -e ".[dev]" || \
-		$(PIP) install -qq --no-compile -e ".[dev]"
+	$(call install,-e ".[dev]")
 	touch $@
 
 demo: $(STAMP)
@@ -40,14 +41,18 @@ lint: $(STAMP)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
+# Tests of exported steps need it; where it cannot be had they are skipped and say so.
+executorch: $(STAMP)
+	@$(MAKE) --no-print-directory $(EXPORT_STAMP) || echo "ExecuTorch cannot be installed here"
+
 # lint keeps one core busy for half a minute: beside the tests, not before them
-test: $(STAMP)
+test: executorch
 	@$(MAKE) --no-print-directory -j 2 lint pytest
 
 pytest: $(STAMP)
 	$(BIN)/pytest --processes 4 -q -m "not slow"
 
-# What takes minutes: exported programs against torch, a fleet with native devices, one that devices join and leave.
+# What takes minutes: every network as an exported program, a fleet with poisoners, the rest of large matrices.
 slow: $(EXPORT_STAMP)
 	$(BIN)/pytest --processes 2 -q -m slow
 
@@ -67,8 +72,7 @@ docs: $(STAMP)
 # The native device (docs/pocket.md): cmake, a C++17 compiler, and ExecuTorch's wheel for its headers and libraries,
 # without the dependencies that nothing here imports.
 $(EXPORT_STAMP): $(STAMP)
-	$(PIP) install --quiet --no-compile --no-deps \
-		executorch==$(EXECUTORCH_VERSION) flatbuffers tabulate ruamel.yaml
+	$(call install,--no-deps executorch==$(EXECUTORCH_VERSION) flatbuffers tabulate ruamel.yaml)
 	touch $@
 
 native: $(EXPORT_STAMP)

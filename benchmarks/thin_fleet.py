@@ -119,8 +119,8 @@ def natively(folder: Path, devices: int, rounds: int, seed: int) -> dict[str, An
         work = Watch(pids)
         run = started(
             "fleet", "run", "--server", place, "--keys", str(keys), "--model", "resnet20", "--data", "digits",
-            "--method", "slt", "--constraint", "0.125", "--per-round", "5", "--eval-every", "10", "--rounds", str(rounds),
-            "--seed", str(seed), "--wait-for", str(devices), "--out", str(out),
+            "--method", "slt", "--constraint", "0.125", "--per-round", "5", "--eval-every", "10",
+            "--rounds", str(rounds), "--seed", str(seed), "--wait-for", str(devices), "--out", str(out),
         )  # fmt: skip
         if run.wait(7200) != 0:
             raise SystemExit(run.text())

@@ -40,8 +40,6 @@ from strata.training import LocalTraining, Workspace, reestimated
 from strata.training.loop import TaskSeeds
 from tests.fleet.processes import Command, alive, free_port
 
-pytestmark = pytest.mark.slow
-
 MIB = 1 << 20
 MODEL = "tests.device.nets:even"
 PARTS, SEED, BATCH = 6, 3, 250  # of digits: a device's part is one batch
