@@ -16,7 +16,7 @@ from strata.core.errors import BadInput, Infeasible
 from strata.core.flags import add_flags, flags_of, given
 from strata.core.sizes import at_least_one, parse_input
 from strata.planning.device_time import SAMPLES, add_speed_flags, speed_of
-from strata.runs.config import RunConfig
+from strata.runs.config import RunConfig, warmup_of
 
 if TYPE_CHECKING:
     from strata.data import FederatedData
@@ -32,7 +32,7 @@ EXAMPLES = """examples:
 # Of a run's settings, those that a fit looks at; its commands hand them on.
 LOOKED_AT = (
     "model", "init", "data", "data_dir", "partition", "sizes", "budgets", "max_flops", "max_upload", "norm_samples",
-    "width", "rounds", "devices", "per_round", "epochs", "seed",
+    "width", "rounds", "warmup", "devices", "per_round", "epochs", "seed",
     *RunConfig.keys_of("execution", "reading"),
 )  # fmt: skip
 
@@ -77,6 +77,8 @@ def run(args: argparse.Namespace) -> int:
     speed = speed_of(args)
     picture_format(args.picture)
     config = RunConfig.of(**asked, lean=True)
+    if "warmup" not in asked:
+        config = config.changed(warmup=warmup_of(config.course.rounds))
     say("loading torch and the model")
     found = fit_of(config, args, speed)
     if pilot is not None and found.recommended is not None:
@@ -166,7 +168,7 @@ def piloted(found: Fit, config: RunConfig, rounds: int) -> Fit:
                 if not way.fits:
                     continue
                 say(f"pilot: {rounds} rounds of {way.method}")
-                asked = config.changed(method=way.method, rounds=rounds)
+                asked = config.changed(method=way.method, rounds=rounds, warmup=min(config.course.warmup, rounds - 1))
                 result = launch(asked, Path(folder) / way.method, progress=False, resources=resources)
                 ways[number] = replace(way, accuracy=result.summary["accuracy"])
     finally:

@@ -71,10 +71,10 @@ class Verification:
         if self.drops:
             found = f"mean loss within {self.mean:.1%} (dropout draws other values)"
         else:
-            relus = f", with {self.flipped} of its ReLUs the other way" if self.flipped else ""
+            relus = f" with {self.flipped} of its ReLUs the other way" if self.flipped else ""
             found = (
-                f"each batch's loss within {self.loss:.0e}, what it changes within {self.update:.0e} in the median and "
-                f"{self.furthest:.0e} at most{relus}"
+                f"each batch's loss within {self.loss:.0e} and what it changes within {self.update:.0e} in the median; "
+                f"of the batch that is furthest off, {self.furthest:.0e}{relus}"
             )
         held = "" if self.counted else ", NOT as the manifest says"
         memory = f"memory {self.memory:+.1%} of the plan's{held}"

@@ -256,7 +256,8 @@ class Course(Component):
     )
     warmup: int = setting(
         0,
-        "rounds in which the learning rate rises to --lr, in equal steps",
+        "rounds in which the learning rate rises to --lr, in equal steps (default 0; of --method auto, and in what "
+        "`strata fit` says, 5, or a tenth of the rounds if that is less)",
         metavar="ROUNDS",
         whole=True,
         least=0,

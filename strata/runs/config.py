@@ -18,6 +18,7 @@ from strata.core.settings import Tree, check_digest, differences, part
 from strata.data.reading import Reading
 from strata.execution.execution import Execution
 from strata.runs.components import (
+    DEFAULT_ROUNDS,
     Approach,
     Course,
     Evaluations,
@@ -38,16 +39,26 @@ if TYPE_CHECKING:
 
 FORMAT = 2  # of config.json; 1 had no number, and neither robust aggregation, privacy nor recomputation
 ADAM_LR = 0.001
+AUTO = "auto"  # the method that `strata fit` would choose
+WARMUP = 5  # rounds
 
 
-def with_lr_end(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The learning rate falls to a tenth, as by default, where only its beginning was asked for."""
+def with_learning_rates(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The learning rate falls to a tenth, as by default, where only its beginning was asked for; and warms up where
+    Strata chooses how to train."""
+    if values.get("method") == AUTO and "warmup" not in values:
+        values = {**values, "warmup": warmup_of(values.get("rounds", DEFAULT_ROUNDS))}
     if "lr" not in values and values.get("optimizer") in ("adam", "adamw"):
         values = {**values, "lr": ADAM_LR}
     lr = values.get("lr")
     if "lr_end" in values or not isinstance(lr, int | float):
         return dict(values)
     return {**values, "lr_end": lr / 10}
+
+
+def warmup_of(rounds: int) -> int:
+    """What lean ways need to begin well (docs/fit.md), and no more than a tenth of the run."""
+    return max(0, min(WARMUP, rounds // 10))
 
 
 @dataclass(frozen=True)
@@ -62,7 +73,7 @@ class RunOptions(Tree):
 
     @classmethod
     def of(cls, **values: Any) -> Self:
-        return super().of(**with_lr_end(values))
+        return super().of(**with_learning_rates(values))
 
     def __post_init__(self) -> None:
         """What components cannot know of each other."""
@@ -131,7 +142,7 @@ class RunConfig(Tree):
 
     @classmethod
     def of(cls, **values: Any) -> Self:
-        return super().of(**with_lr_end(values))
+        return super().of(**with_learning_rates(values))
 
     @property
     def options(self) -> RunOptions:

@@ -53,7 +53,7 @@ from strata.runs.checks import (
     narrowing,
 )
 from strata.runs.components import DEFAULT_ROUNDS
-from strata.runs.config import ADAM_LR, FORMAT, RunOptions
+from strata.runs.config import ADAM_LR, AUTO, FORMAT, RunOptions, warmup_of
 from strata.runs.folder import RunFolder
 from strata.runs.progress import display
 from strata.runs.session import Result, Session
@@ -161,6 +161,8 @@ def run(
         raise BadInput("the method already knows how its steps are executed: give lean with a method's name only")
     elif constraint is not None or budget is not None or reserve is not None:
         raise BadInput("the method already knows what devices can hold: give a constraint or budget with a name only")
+    if kind.card.name == AUTO:
+        options = {"warmup": warmup_of(rounds or DEFAULT_ROUNDS), **options}
     settings = RunOptions.of(**_known(options), rounds=_rounds(method, rounds), devices=_devices(partition, devices))
     training = settled(training, settings.course.rounds)
     budgets = [parse_bytes(size) for size in several(budget)]

@@ -50,6 +50,19 @@ def test_json_and_a_command_that_is_the_same_run(here: Path, capsys: pytest.Capt
         )  # fmt: skip
 
 
+def test_what_is_recommended_warms_up(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The run of the line to paste and that of --method auto are the same; what is asked for stays as it is."""
+    asked = ["--model", "fit_net:net", "--budget", "300KiB", "--batch", "16"]
+    for given, warmup in (([], 5), (["--rounds", "34"], 3), (["--warmup", "0"], 0), (["--warmup", "7"], 7)):
+        assert main(["fit", *asked, *given, *SPEED, "--json"]) == 0
+        answer = json.loads(capsys.readouterr().out)
+        words = shlex.split(answer["ways"][answer["recommended"]]["command"])
+        config = RunConfig.of(**asked_of(build_parser().parse_args(words[1:])))
+        auto = RunConfig.of(**asked_of(build_parser().parse_args(["run", "--method", "auto", *asked, *given])))
+        assert config.course == auto.course and config.course.warmup == warmup
+    assert RunConfig.of(method="small", budgets=(300 * 1024,), lean=True).course.warmup == 0
+
+
 def test_a_pilot_says_how_accurate_each_way_is(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     asked = ["--model", "fit_net:net", "--budget", "560KiB", "--devices", "100", "--per-round", "1", "--data", "digits"]
     assert main(["fit", *asked, *SPEED, "--pilot", "1", "--json"]) == 0
