@@ -202,6 +202,7 @@ def test_the_program_trains_it_in_little_memory(folder: Path) -> None:
     assert any(np.abs(trained[name] - before[name]).max() > 1e-3 for name in trained)
 
 
+@pytest.mark.slow
 def test_on_another_processor(folder: Path, tmp_path: Path) -> None:
     """What `make native-arm64` has built, under qemu: the same training, up to rounding."""
     built = Path(__file__).parents[2] / "native" / "build-arm64"
