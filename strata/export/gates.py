@@ -17,15 +17,16 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 CANDIDATES = 24  # values nearest to zero, of all in a pass: float32 flips one to five of a network's million
-FORWARD = (torch.ops.aten.relu.default, torch.ops.aten.relu_.default)
-BACKWARD = torch.ops.aten.threshold_backward.default
+aten = torch.ops.aten
+RELU, RELU6 = (aten.relu.default, aten.relu_.default), (aten.hardtanh.default, aten.hardtanh_.default)
 
 Place = tuple[int, int]  # which ReLU, in the order of the forward pass, and which of its values
 
 
 class Gates(TorchDispatchMode):
-    """Records which values of a pass's ReLUs let a gradient through (`found`, in the order of the backward pass) and
-    which are nearest to zero. Has those do so that are `given`, or does it the other way at `flipped`."""
+    """Records which values of a pass's ReLUs and ReLU6s let a gradient through (`found`, in the order of the backward
+    pass) and which are nearest to where that changes. Has those do so that are `given`, or does it the other way at
+    `flipped`."""
 
     def __init__(self, given: Sequence[Tensor] | None = None, flipped: Sequence[Place] = ()) -> None:
         super().__init__()
@@ -33,36 +34,38 @@ class Gates(TorchDispatchMode):
         self.found: list[Tensor] = []
         self.nearest: list[tuple[float, Place]] = []
         self._relus = 0
-        self._numbers: dict[int, int] = {}  # where its result lies in memory -> which ReLU
+        self._open: list[int] = []  # ReLUs whose backward has not come yet
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is BACKWARD:
-            return args[0] * self._gate(args[1])
-        trained = func in FORWARD and args[0].requires_grad
-        if trained:
-            self._look(args[0])
-        made = func(*args, **(kwargs or {}))
-        if trained:
-            self._numbers[made.data_ptr()] = self._relus
-            self._relus += 1
-        return made
+        if func is aten.threshold_backward.default:
+            gradient, result, *_ = args
+            return gradient * self._gate(result > 0)
+        if func is aten.hardtanh_backward.default:
+            gradient, value, lowest, highest = args
+            return gradient * self._gate((value > lowest) & (value < highest))
+        if args and isinstance(args[0], Tensor) and args[0].requires_grad and func in (*RELU, *RELU6):
+            self._look(args[0], (0.0,) if func in RELU else tuple(args[1:3]) or (-1.0, 1.0))
+        return func(*args, **(kwargs or {}))
 
-    def _gate(self, result: Tensor) -> Tensor:
-        gate = result > 0 if self.given is None else self.given[len(self.found)]
-        number = self._numbers.get(result.data_ptr())
+    def _gate(self, own: Tensor) -> Tensor:
+        gate = own if self.given is None else self.given[len(self.found)]
+        number = self._open.pop()  # autograd takes the latest operation first
         for relu, at in self.flipped:
             if relu == number:
                 gate.view(-1)[at] ^= True
         self.found.append(gate)
         return gate
 
-    def _look(self, values: Tensor) -> None:
-        """Distances from zero are in units of what this ReLU usually sees."""
-        distances = (values / values.square().mean().sqrt()).abs().flatten()
+    def _look(self, values: Tensor, corners: Sequence[float]) -> None:
+        """Distances from where the gradient begins or ends, in units of what this ReLU usually sees."""
+        away = torch.stack([(values - corner).abs() for corner in corners]).amin(0)
+        distances = (away / values.square().mean().sqrt()).flatten()
         smallest, places = distances.topk(min(CANDIDATES, distances.numel()), largest=False)
         own = zip(smallest.tolist(), places.tolist(), strict=True)
         self.nearest += [(far, (self._relus, at)) for far, at in own]
         self.nearest = sorted(self.nearest)[:CANDIDATES]
+        self._open.append(self._relus)
+        self._relus += 1
 
 
 def with_its_relus(found: np.ndarray, gradient: Callable[[Gates], np.ndarray]) -> tuple[np.ndarray, int]:
