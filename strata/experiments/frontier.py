@@ -41,19 +41,23 @@ class Panel:
     # Of a budget that the whole model fits: how many samples at a time the others have in a batch norm at the least,
     # twice as many as the whole model. With as few as it has, they would be the whole model (tested).
     norm_samples: tuple[tuple[float, int], ...] = ()
+    warmup: int = WARMUP  # rounds
 
     @property
     def title(self) -> str:
-        return f"{label(self.model)}, {label(self.partition)}"
+        return f"{label(self.model)}, {label(self.partition)}{'' if self.warmup else ', without a warm-up'}"
 
     def cell(self, budget: float, method: str) -> Cell:
-        options: tuple[tuple[str, Any], ...] = (("budgets", (int(budget * MIB),)), ("lean", True), ("warmup", WARMUP))
-        variant = f"warmup-{WARMUP}"
+        options: tuple[tuple[str, Any], ...] = (("budgets", (int(budget * MIB),)), ("lean", True))
+        names = []
         fewest = dict(self.norm_samples).get(budget) if method != WHOLE else None
         if fewest is not None:
             options += (("norm_samples", fewest),)
-            variant = f"norm-{fewest}-{variant}"
-        return Cell("cifar10", self.model, self.partition, (), method, variant, options)
+            names.append(f"norm-{fewest}")
+        if self.warmup:
+            options += (("warmup", self.warmup),)
+            names.append(f"warmup-{self.warmup}")
+        return Cell("cifar10", self.model, self.partition, (), method, "-".join(names), options)
 
     def ways_at(self, budget: float) -> tuple[str, ...]:
         """Without FedRolex where the whole model fits: its window would be nearly all of it."""
@@ -74,6 +78,15 @@ PANELS = (
         norm_samples=((6.5, 8), (10.6, 16), (16, 32)),
     ),
     Panel("resnet20", NONIID, (6.5,), (WHOLE, "small", "slt"), norm_samples=((6.5, 8),)),
+    Panel(
+        "resnet20",
+        IID,
+        (4, 6.5),
+        (WHOLE, "small", "slt"),
+        too_large=((4, WHOLE),),
+        norm_samples=((6.5, 8),),
+        warmup=0,
+    ),
     Panel("resnet18", IID, (48, 96), (WHOLE, "small", "slt"), too_large=((48, WHOLE), (96, WHOLE))),
 )
 
@@ -129,7 +142,7 @@ def _about() -> Sequence[str]:
         "its widest cut fits; `plan.json` and `config.json` of each run say which. Under micro-batches batch norm sees "
         "only the samples of one part. Where the whole model fits, the others are held to at least twice as many "
         "samples at a time as it has: with as few, the widest of them would be the whole model.",
-        f"The learning rate of every method warms up over {WARMUP} rounds.",
+        f"The learning rate of every method warms up over {WARMUP} rounds, but in the table that says otherwise.",
         "Whole model: FedAvg. FedRolex trains the same width as the small model, and is left out where the whole model "
         "fits: its window would be nearly all of it. With one kind of device HeteroFL is the small model.",
     )
