@@ -87,7 +87,7 @@ PANELS = (
         norm_samples=((6.5, 8),),
         warmup=0,
     ),
-    Panel("resnet18", IID, (48, 96), (WHOLE, "small", "slt"), too_large=((48, WHOLE), (96, WHOLE))),
+    Panel("resnet18", IID, (48, 96), (WHOLE, "small", "slt"), too_large=((48, WHOLE), (48, "slt"), (96, WHOLE))),
 )
 
 

@@ -20,11 +20,11 @@ def test_cells_are_named_by_their_bytes_and_asked_for_lean() -> None:
     assert "cifar10/resnet20/iid/6.5MiB/fedavg-warmup-5/rounds-150/seed-0" in names
     assert "cifar10/resnet20/iid/4MiB/fedrolex-warmup-5/rounds-150/seed-0" in names
     assert not any("6.5MiB/fedrolex" in name for name in names)  # the whole model fits
-    assert len(names) == len(set(names)) == sum(len(panel.cells()) for panel in PANELS) == 27
+    assert len(names) == len(set(names)) == sum(len(panel.cells()) for panel in PANELS) == 26
     for run in made.runs:
         assert run.request.approach.lean and not run.request.approach.constraints
         assert run.request.course.warmup == (5 if "-warmup-5/" in run.name else 0)
-    assert sum("-warmup-5/" in name for name in names) == 22
+    assert sum("-warmup-5/" in name for name in names) == 21
     assert made.runs[0].request.approach.budgets == (2_621_440,)
 
 
