@@ -164,6 +164,7 @@ def _draw(axes: Any, panel: Panel, results: Results) -> None:
             x, y = [budget for budget, _ in own], [one.mean for _, one in own]
             name = "whole model" if method == WHOLE else label(method)
             figures.points(axes, x, y, [one.std or 0.0 for _, one in own], color=colour_of(method), label=name)
-    axes.set(xlabel="true bytes of a device in MiB", ylabel="accuracy in %", xlim=(0, None), ylim=(0, None))
+    axes.set(xlabel="true bytes of a device in MiB", ylabel="accuracy in %", ylim=(0, 100))
+    axes.set_xlim(0, 1.05 * max(panel.budgets))
     if axes.get_legend_handles_labels()[0]:
-        axes.legend()
+        axes.legend(loc="lower right")
