@@ -168,7 +168,7 @@ def piloted(found: Fit, config: RunConfig, rounds: int) -> Fit:
                 if not way.fits:
                     continue
                 say(f"pilot: {rounds} rounds of {way.method}")
-                asked = config.changed(method=way.method, rounds=rounds, warmup=min(config.course.warmup, rounds - 1))
+                asked = config.changed(method=way.method, rounds=rounds, warmup=min(config.course.warmup, rounds // 2))
                 result = launch(asked, Path(folder) / way.method, progress=False, resources=resources)
                 ways[number] = replace(way, accuracy=result.summary["accuracy"])
     finally:
