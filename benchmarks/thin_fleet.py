@@ -16,21 +16,21 @@ import json
 import sys
 import tempfile
 import threading
-from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from benchmarks import common
+from strata.core.flags import flags_of
 from strata.fleet.security.keys import make_keys
 from strata.runs.config import RunConfig
+from strata.runs.folder import read_summary
 from strata.runs.launch import launch
-from tests.fleet.processes import Command, descendants, free_port
+from strata.runs.metrics import read_metrics
+from tests.fleet.processes import Commands, descendants, free_port, memory_of, thin_device
 
 MIB = 2**20
 AT_WORK, IDLE = 64 * MIB, 40 * MIB
-THIN = f"import sys; sys.path.insert(0, {str(Path(__file__).parents[1] / 'device')!r}); from strata_device import cli; "
-PROGRAM = (sys.executable, "-c", THIN + "sys.exit(cli.main())")
 
 
 @dataclass
@@ -44,17 +44,11 @@ class Held:
         resident = share = 0
         for pid in pids:
             try:
-                status, rollup = (Path(f"/proc/{pid}/{name}").read_text() for name in ("status", "smaps_rollup"))
-            except OSError:  # it has ended
+                own = memory_of(pid), memory_of(pid, "Pss", "smaps_rollup")
+            except (OSError, StopIteration):  # it has ended, or is about to
                 continue
-            resident += line(status, "VmHWM:")
-            share += line(rollup, "Pss:")
+            resident, share = resident + own[0], share + own[1]
         self.resident, self.share = max(self.resident, resident), max(self.share, share)
-
-
-def line(text: str, key: str) -> int:
-    found = [one.split()[1] for one in text.splitlines() if one.startswith(key)]
-    return int(found[0]) * 1024 if found else 0
 
 
 @dataclass
@@ -100,19 +94,14 @@ def natively(folder: Path, devices: int, rounds: int, seed: int) -> dict[str, An
     keys, out, place = folder / "keys", folder / "run", f"127.0.0.1:{free_port()}"
     make_keys(keys, ["127.0.0.1"], names)
     host, port = place.split(":")
-    with ExitStack() as ending:
-
-        def started(*arguments: str, **more: Any) -> Command:
-            made = Command(folder / "output", *arguments, **more)
-            ending.callback(made.stop)
-            return made
-
+    with Commands(folder / "output") as started:
         server = started("fleet", "server", "--keys", str(keys), "--host", host, "--port", port)
         server.wait_for("serving", seconds=600)
         fleet = [
             started(
                 "--server", place, "--keys", str(keys / "devices" / name), "--cache", str(folder / name), "--part",
-                f"{number}/{devices}", "--split-seed", str(seed), "--budget", "16MiB", "--poll", "0.2", program=PROGRAM,
+                f"{number}/{devices}", "--split-seed", str(seed), "--budget", "16MiB", "--poll", "0.2",
+                program=thin_device(),
             )
             for number, name in enumerate(names)
         ]  # fmt: skip
@@ -123,19 +112,18 @@ def natively(folder: Path, devices: int, rounds: int, seed: int) -> dict[str, An
         threading.Event().wait(3)
         resting = idle.stop()
         work = Watch(pids)
+        asked = flags_of(RunConfig.of(**RUN, rounds=rounds, seed=seed))
         run = started(
-            "fleet", "run", "--server", place, "--keys", str(keys), "--model", "resnet20", "--data", "digits",
-            "--method", "slt", "--constraint", "0.125", "--per-round", "5", "--eval-every", "10",
-            "--rounds", str(rounds), "--seed", str(seed), "--wait-for", str(devices), "--out", str(out),
+            "fleet", "run", "--server", place, "--keys", str(keys), *asked,
+            "--wait-for", str(devices), "--out", str(out),
         )  # fmt: skip
         if run.wait(7200) != 0:
             raise SystemExit(run.text())
         working = work.stop()
-    summary = json.loads((out / "summary.json").read_text())
-    records = [json.loads(one) for one in (out / "metrics.jsonl").read_text().splitlines()]
+    records = read_metrics(out)
     arenas = [json.loads(one.read_text())["bytes"]["arena"] for one in (out / "programs").glob("*/manifest.json")]
     return {
-        "accuracy": summary["accuracy"],
+        "accuracy": read_summary(out)["accuracy"],
         "loss": records[-1]["train_loss"],
         "dropped": sum(len(one["dropped"]) for one in records),
         "programs": len(arenas),

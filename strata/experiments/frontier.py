@@ -21,11 +21,11 @@ from strata.experiments.tables import notes, record
 from strata.results import figures
 from strata.results.appearance import colour_of
 from strata.results.tables import Table, write
+from strata.runs.config import WARMUP
 
 MIB = 2**20
 WHOLE = "fedavg"
 WAYS = (WHOLE, "small", "slt", "fedrolex")  # with one kind of device HeteroFL is the small model
-WARMUP = 5  # rounds, of every method: without, lean ones lose their first ten (docs/fit.md)
 TITLE = "Accuracy within true bytes, every method at its best execution: CIFAR10"
 
 
@@ -41,7 +41,7 @@ class Panel:
     # Of a budget that the whole model fits: how many samples at a time the others have in a batch norm at the least,
     # twice as many as the whole model. With as few as it has, they would be the whole model (tested).
     norm_samples: tuple[tuple[float, int], ...] = ()
-    warmup: int = WARMUP  # rounds
+    warmup: int = WARMUP  # rounds: without, lean ways lose their first ten (docs/fit.md)
 
     @property
     def title(self) -> str:

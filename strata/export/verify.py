@@ -10,7 +10,7 @@ that is furthest off is looked at with the device's own ReLUs (gates.py).
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -27,7 +27,7 @@ from strata.export.native import TOTAL, TRAINED, NativeStep, NativeTraining
 from strata.methods.base import Task
 from strata.training.loop import Draws, TaskSeeds, batches
 from strata.training.settings import seeded
-from strata.training.waiting import Waiting
+from strata.training.waiting import parts
 
 if TYPE_CHECKING:
     from strata.data.samples import Batch, Samples
@@ -125,8 +125,8 @@ def verify(exported: Exported, most: int = BATCHES) -> Verification:
     drawn = draws(exported, settings, seeds, samples)
     losses, errors, hidden = [], [], []
     with seeded(settings.device, seeds.dropout):
-        for before, parts, update in zip(weights, drawn, updates, strict=False):
-            loss, wanted = reference.update(before, parts)
+        for before, batch, update in zip(weights, drawn, updates, strict=False):
+            loss, wanted = reference.update(before, batch)
             losses.append(loss)
             hidden.append(shown_by_weights(before, exported.lr, wanted))
             errors.append(distance(update, wanted))
@@ -171,14 +171,9 @@ def distance(found: np.ndarray, wanted: np.ndarray) -> float:
 def draws(exported: Exported, settings: LocalTraining, seeds: TaskSeeds, samples: Samples) -> list[Parts]:
     """The batches of an epoch as a device takes them."""
     return [
-        list(in_parts(x, y, exported.execution.at_once))
+        list(zip(parts(x, exported.execution.at_once), y.split(exported.execution.at_once), strict=True))
         for x, y in batches(samples, settings, Draws.of(seeds, Task(0, 0, exported.cut)))
     ]
-
-
-def in_parts(x: Batch | Waiting, y: Tensor, size: int) -> Iterator[tuple[Batch, Tensor]]:
-    inputs = x.split(size) if isinstance(x, Waiting) else zip(*(one.split(size) for one in x), strict=True)
-    yield from zip(inputs, y.split(size), strict=True)
 
 
 class Reference:
@@ -193,13 +188,13 @@ class Reference:
         own = dict(self.module.named_parameters())
         self.parameters = {name: own[name] for name in exported.program.names["trained"]}
 
-    def update(self, weights: np.ndarray, parts: Parts) -> tuple[float, np.ndarray]:
+    def update(self, weights: np.ndarray, batch: Parts) -> tuple[float, np.ndarray]:
         """The loss of a batch and what it adds to the momentum, from these weights."""
         self._write(weights)
         self.module.zero_grad()
-        count = sum(len(targets) for _, targets in parts)
+        count = sum(len(targets) for _, targets in batch)
         total = 0.0
-        for inputs, targets in parts:
+        for inputs, targets in batch:
             given = (one.double() if one.is_floating_point() else one for one in inputs)
             loss = self.settings.mean_loss(self.forward(*given), targets) * (len(targets) / count)
             loss.backward()
@@ -210,9 +205,9 @@ class Reference:
             gradient *= min(1.0, self.execution.clip / (float(np.linalg.norm(gradient)) + 1e-6))
         return total, gradient + self.execution.weight_decay * weights
 
-    def under(self, weights: np.ndarray, parts: Parts, gates: Gates) -> np.ndarray:
+    def under(self, weights: np.ndarray, batch: Parts, gates: Gates) -> np.ndarray:
         with gates:
-            return self.update(weights, parts)[1]
+            return self.update(weights, batch)[1]
 
     def _row(self, tensors: Mapping[str, Tensor]) -> np.ndarray:
         """In the order of the manifest."""

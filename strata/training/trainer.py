@@ -12,7 +12,7 @@ from strata.execution.measured import standing_tensors
 from strata.execution.optimizers import Optimizer, Released
 from strata.training.settings import LocalTraining
 from strata.training.submodels import BuiltSubmodel
-from strata.training.waiting import Waiting
+from strata.training.waiting import Waiting, parts
 from strata.training.workspace import Workspace
 
 if TYPE_CHECKING:
@@ -148,7 +148,7 @@ class Trainer:
         if size is None or size >= len(y):
             assert not isinstance(x, Waiting)
             return self._backward_of(small, x, y, 1.0, taught)
-        inputs = x.split(size) if isinstance(x, Waiting) else zip(*(one.split(size) for one in x), strict=True)
+        inputs = parts(x, size)
         loss = 0.0
         for targets in y.split(size):
             part = small.arranged(next(inputs))  # at once: as it came it need not stay...

@@ -15,6 +15,11 @@ if TYPE_CHECKING:
     from strata.training.settings import LocalTraining
 
 
+def parts(x: Batch | Waiting, size: int) -> Iterator[Batch]:
+    """The inputs of a mini-batch, so many samples at a time."""
+    return x.split(size) if isinstance(x, Waiting) else zip(*(one.split(size) for one in x), strict=True)
+
+
 @dataclass(frozen=True)
 class Waiting:
     """What is random was drawn for the whole batch, so the parts together are what the whole would have been."""

@@ -9,9 +9,7 @@ import json
 import math
 import os
 import signal
-import sys
 from collections.abc import Iterator
-from contextlib import ExitStack
 from dataclasses import astuple
 from pathlib import Path
 from typing import Any
@@ -38,17 +36,14 @@ from strata.runs.config import RunConfig
 from strata.runs.launch import make_method
 from strata.training import LocalTraining, Workspace, reestimated
 from strata.training.loop import TaskSeeds
-from tests.fleet.processes import Command, alive, free_port
+from tests.fleet.processes import Commands, alive, free_port, memory_of, thin_device
 
 MIB = 1 << 20
 MODEL = "tests.device.nets:even"
 PARTS, SEED, BATCH = 6, 3, 250  # of digits: a device's part is one batch
 SMALL, SAID, REAL = 14 * MIB, 40 * MIB, 3 * MIB  # the first step takes 13 MiB
-DEVICE = Path(__file__).parents[2] / "device"
-THIN = f"import sys; sys.path.insert(0, {str(DEVICE)!r}); from strata_device import cli, device; "
 # says that it has more memory than it has
 BOASTING = f"said = device.Device._hello; device.Device._hello = lambda self: {{**said(self), 'budget': {SAID}}}; "
-END = "sys.exit(cli.main())"
 TOLERANCE = 1e-3  # of a step, in relation to it: float32 against float64, whose zeros of a ReLU may be others
 
 
@@ -59,13 +54,7 @@ def fleet(native: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pa
     make_keys(folder / "keys", ["127.0.0.1"], ["ant", "bee", "cat"])
     place, out = f"127.0.0.1:{free_port()}", folder / "run"
     host, port = place.split(":")
-    with ExitStack() as ending:
-
-        def started(*arguments: str, **more: Any) -> Command:
-            made = Command(folder / "output", *arguments, **more)
-            ending.callback(made.stop)
-            return made
-
+    with Commands(folder / "output") as started:
         started("fleet", "server", "--keys", str(folder / "keys"), "--host", host, "--port", port).wait_for(
             "serving", seconds=600
         )
@@ -77,7 +66,7 @@ def fleet(native: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pa
 
         started("fleet", "device", *common("ant", 0), "--budget", str(SMALL), "--model", MODEL)
         native = [
-            started(*common(name, index), "--budget", str(budget), program=(sys.executable, "-c", THIN + more + END))
+            started(*common(name, index), "--budget", str(budget), program=thin_device(more))
             for name, index, budget, more in (("bee", 1, SMALL, ""), ("cat", 2, REAL, BOASTING))
         ]
         run = started(
@@ -100,8 +89,7 @@ def sizes(folder: Path, pids: list[int]) -> None:
     """Of the lasting processes of devices without torch, and that torch is not there."""
     found = []
     for pid in pids:
-        status = Path(f"/proc/{pid}/status").read_text()
-        found.append(next(int(line.split()[1]) << 10 for line in status.splitlines() if line.startswith("VmHWM")))
+        found.append(memory_of(pid))
         assert "torch" not in Path(f"/proc/{pid}/maps").read_text()
     (folder / "sizes.json").write_text(json.dumps(found))
 

@@ -9,7 +9,8 @@ import subprocess
 import sys
 import sysconfig
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 
 from strata.fleet.environment import environment
@@ -23,6 +24,21 @@ def free_port() -> int:
     with socket.socket() as server:
         server.bind(("127.0.0.1", 0))
         return int(server.getsockname()[1])
+
+
+DEVICE = Path(__file__).parents[2] / "device"
+
+
+def thin_device(before: str = "") -> tuple[str, ...]:
+    """`strata-device` from this tree, after some Python of the caller's."""
+    code = f"import sys; sys.path.insert(0, {str(DEVICE)!r}); from strata_device import cli, device; {before}"
+    return sys.executable, "-c", f"{code}sys.exit(cli.main())"
+
+
+def memory_of(pid: int, key: str = "VmHWM", file: str = "status") -> int:
+    """Bytes, by a line of /proc."""
+    lines = Path(f"/proc/{pid}/{file}").read_text().splitlines()
+    return next(int(line.split()[1]) << 10 for line in lines if line.startswith(f"{key}:"))
 
 
 class Command:
@@ -60,6 +76,24 @@ class Command:
         except subprocess.TimeoutExpired:
             self.process.kill()
             raise
+
+
+class Commands:
+    """Those that are ended with the `with`, the last one first."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.ending = folder, ExitStack()
+
+    def __enter__(self) -> Callable[..., Command]:
+        return self._started
+
+    def __exit__(self, *reason: object) -> None:
+        self.ending.close()
+
+    def _started(self, *arguments: str, program: Sequence[str] = STRATA) -> Command:
+        made = Command(self.folder, *arguments, program=program)
+        self.ending.callback(made.stop)
+        return made
 
 
 def strata(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
