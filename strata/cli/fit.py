@@ -183,7 +183,9 @@ def say(text: str) -> None:
 def show(found: Fit) -> None:
     from rich.console import Console
 
+    from strata.planning.fit_table import WIDTH
+
     console = Console(highlight=False)
-    if not console.is_terminal or console.width < 132:  # wrapped cells are harder to read than long lines
-        console.width = 150
+    if not console.is_terminal or console.width < WIDTH:  # wrapped cells are harder to read than long lines
+        console.width = WIDTH
     console.print(found, soft_wrap=False)

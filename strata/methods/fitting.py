@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from math import prod
 from typing import TYPE_CHECKING, Any
@@ -100,7 +100,7 @@ def fit(
     _check_ceilings(graph, asked)
     costs = _Costs(graph, execution, rounds, devices, per_round, samples * epochs)
     plain = model if plain is None and not isinstance(model, ChannelGraph) else plain
-    ways = list(_ways(graph, asked, costs, methods, say, plain))
+    ways = [_remedied(way, graph, asked, plain) for way in _ways(graph, asked, costs, methods, say, plain)]
     speed = None if gflops is None or mbit is None else Speed(gflops, mbit)
     seconds, time_on = _timing(graph, execution, speed, calibrate, per_round, say)
     timed = (
@@ -156,9 +156,13 @@ def what_fits(graph: ChannelGraph, budget: Budget) -> str:
 def flags_for(execution: Execution) -> str:
     """Of its levers, as on the command line."""
     turned = execution.differences(Execution(execution.batch_size))
+    words = _flags({name: value for name, value in turned.items() if name in LEVERS})
+    return f"with {words}" if words else "as it is"
+
+
+def _flags(values: Mapping[str, Any]) -> str:
     known = settings_of(Execution)
-    words = [f"{known[name].option_of(name)} {value}" for name, value in turned.items() if name in LEVERS]
-    return "with " + " ".join(words) if words else "as it is"
+    return " ".join(f"{known[name].option_of(name)} {value}" for name, value in values.items())
 
 
 def _ways(
@@ -226,13 +230,14 @@ def _way(name: str, graph: ChannelGraph, budget: Budget, costs: _Costs) -> Way |
     if not isinstance(made, FedAvg) and all(task.cut == graph.full() for task, _, _ in tasks):
         return None  # the whole model under another name
     train, up, down = costs.totals(tasks)
+    mapped = costs.mapped(tasks)
     return Way(
         name,
         made.setting,
-        costs.execution_of(tasks),
+        costs.execution_of(tasks) if mapped else replace(costs.execution_of(tasks), frozen_weights="memory"),
         True,
         costs.peak(made, tasks, budget),
-        mapped_bytes=costs.mapped(tasks),
+        mapped_bytes=mapped,
         trained_share=costs.trained_share(made, tasks),
         train_flops=train,
         upload_bytes=up,
@@ -257,6 +262,27 @@ def _short(name: str, graph: ChannelGraph, budget: Budget, error: Infeasible) ->
         need, what = chooser.memory(cut, execution).total, "the whole model" if width == 1 else "one channel per layer"
     short = max(0, need - min(budget.sizes))
     return Way(name, what, execution, False, need, short, normed=is_normed(graph, budget.execution))
+
+
+def _remedied(way: Way, graph: ChannelGraph, budget: Budget, model: nn.Module | None) -> Way:
+    """A way that does not fit, with the settings by which it would that `fit` leaves to the user: the one rounds, the
+    other needs a file on the device."""
+    if way.fits:
+        return way
+    method, execution = method_class(way.method), budget.execution
+    own = _own_graph(method, graph, model)
+    rounded = {"momentum_dtype": "bfloat16"} if execution.momentum and not execution.is_adam else {}
+    for changes in ({"frozen_weights": "mapped"}, rounded, {"frozen_weights": "mapped"} | rounded):
+        looser = replace(execution, **changes)
+        if own is None or looser == execution:
+            continue
+        tried = replace(budget, execution=looser, _choosers={})
+        try:
+            method.from_budget(own, tried)
+        except (Infeasible, BadInput):
+            continue
+        return replace(way, remedy=_flags(changes))
+    return way
 
 
 # --- what a way costs ------------------------------------------------------------------------------------------------

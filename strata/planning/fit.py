@@ -31,6 +31,7 @@ class Way:
     fits: bool
     peak_bytes: int  # where it does not fit: the fewest that it needs
     short_bytes: int | None = None  # where it does not fit
+    remedy: str = ""  # the same: settings with which it would, as flags
     mapped_bytes: int = 0
     trained_share: float = 0.0  # of the parameters, in the end
     train_flops: int = 0
@@ -60,7 +61,7 @@ class Way:
             "accuracy": self.accuracy,
             "command": self.command,
         }
-        return said if self.fits else said | {"short_bytes": self.short_bytes}
+        return said if self.fits else said | {"short_bytes": self.short_bytes, "remedy": self.remedy}
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from io import StringIO
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,7 +18,7 @@ from strata.graph.inputs import show_input
 if TYPE_CHECKING:
     from strata.planning.fit import Fit, Way
 
-WIDTH = 132
+WIDTH = 160
 
 
 def render(fit: Fit) -> str:
@@ -43,18 +44,21 @@ def _heading(fit: Fit) -> Text:
 def _table(fit: Fit) -> Table:
     table = Table(box=None, pad_edge=False, header_style="bold")
     piloted = any(way.accuracy is not None for way in fit.ways)
-    names = ("", "method", "setting", "execution", "peak", "trained", "TFLOP", "up/round", "down/round", "up", "down")
-    for name in (*names, "minutes", *(["pilot"] if piloted else []), ""):
+    mapped = any(way.mapped_bytes for way in fit.ways)
+    names = ["", "method", "setting", "execution", "peak", *(["mapped"] if mapped else []), "trained", "TFLOP"]
+    for name in (*names, "up/round", "down/round", "up", "down", "minutes", *(["pilot"] if piloted else []), ""):
         left = name in ("", "method", "setting", "execution")
         table.add_column(name, justify="left" if left else "right", no_wrap=name != "execution")
     for number, way in enumerate(fit.ways):
         if way.fits:
-            table.add_row(*_cells(fit, number, way, piloted), style="dim" if way.beaten_by is not None else None)
+            table.add_row(
+                *_cells(fit, number, way, mapped, piloted), style="dim" if way.beaten_by is not None else None
+            )
     return table
 
 
-def _cells(fit: Fit, number: int, way: Way, piloted: bool) -> list[str]:
-    mapped = f" + {show_bytes(way.mapped_bytes)} mapped" if way.mapped_bytes else ""
+def _cells(fit: Fit, number: int, way: Way, mapped: bool, piloted: bool) -> list[str]:
+    file = [show_bytes(way.mapped_bytes) if way.mapped_bytes else ""] if mapped else []
     each = fit.rounds * fit.per_round
     marks = "recommended" if number == fit.recommended else ""
     if way.beaten_by is not None:
@@ -64,8 +68,9 @@ def _cells(fit: Fit, number: int, way: Way, piloted: bool) -> list[str]:
         "*" if number == fit.recommended else "",
         way.method,
         way.setting,
-        str(way.execution).removeprefix("batch ").replace(", activations", ","),
-        f"{show_bytes(way.peak_bytes)}{mapped}",
+        str(replace(way.execution, frozen_weights="memory")).removeprefix("batch ").replace(", activations", ","),
+        show_bytes(way.peak_bytes),
+        *file,
         f"{way.trained_share:.0%}",
         f"{way.train_flops / 1e12:,.3g}",
         show_bytes(way.upload_bytes // each),
@@ -81,10 +86,12 @@ def _cells(fit: Fit, number: int, way: Way, piloted: bool) -> list[str]:
 def _notes(fit: Fit) -> list[str]:
     notes = [
         f"{way.method} does not fit: it needs {show_bytes(way.peak_bytes)} at the least, "
-        f"{show_bytes(way.short_bytes or 0)} ({way.short_bytes:,} bytes) more."
+        f"{show_bytes(way.short_bytes or 0)} ({way.short_bytes:,} bytes) more{_remedy(way)}."
         for way in fit.ways
         if not way.fits
     ]
+    if any(way.mapped_bytes for way in fit.ways):
+        notes.append("Mapped: weights of frozen layers, in a file of the device beside its peak.")
     if fit.recommended is not None:
         notes.append(f"Per round: one device; in all: {fit.per_round} devices a round with {fit.samples} samples each.")
         if fit.time_on:
@@ -92,6 +99,10 @@ def _notes(fit: Fit) -> list[str]:
     best = fit.best
     notes.append(fit.reason[0].upper() + fit.reason[1:] + "." if best is None else f"Take {best.method}: {fit.reason}.")
     return [*notes, best.command] if best is not None and best.command else notes
+
+
+def _remedy(way: Way) -> str:
+    return f"; with {way.remedy} it would fit" if way.remedy else ""
 
 
 def save_picture(fit: Fit, path: str | Path) -> None:

@@ -85,8 +85,45 @@ def test_json() -> None:
     assert list(data)[:7] == ["model", "input", "batch", "budget_bytes", "full_bytes", "rounds", "ways"]
     assert data["recommended"] in range(len(data["ways"])) and data["budget_bytes"] == whole // 3
     for one in data["ways"]:
-        assert list(one) == KEYS + ([] if one["fits"] else ["short_bytes"])
+        assert list(one) == KEYS + ([] if one["fits"] else ["short_bytes", "remedy"])
         assert one["fits"] or one["short_bytes"] == one["peak_bytes"] - whole // 3 > 0
+
+
+def test_what_does_not_fit_names_the_settings_with_which_it_would() -> None:
+    """Those that `fit` does not choose by itself: mapped weights (slt freezes some), and momentum that is rounded."""
+
+    def smallest(method: str, **changes: str) -> int:
+        execution = replace(STEP, **changes)  # type: ignore[arg-type]
+        found = strata.fit(tiny_graph(), 100, execution=execution, rounds=20, calibrate=False, methods=[method])
+        return found.ways[0].peak_bytes
+
+    def said(method: str, budget: int) -> tuple[str, str]:
+        found = fitted(budget, methods=[method])
+        return found.ways[0].remedy, str(found)
+
+    for method, changes in (("slt", {"frozen_weights": "mapped"}), ("fedavg", {"momentum_dtype": "bfloat16"})):
+        need = smallest(method, **changes)
+        assert need < smallest(method)
+        name, value = next(iter(changes.items()))
+        flag = f"--{name.replace('_', '-')} {value}"
+        remedy, text = said(method, need)
+        assert remedy == flag and f"; with {flag} it would fit." in text
+    both = smallest("slt", frozen_weights="mapped", momentum_dtype="bfloat16")
+    assert said("slt", both)[0] == "--frozen-weights mapped --momentum-dtype bfloat16"
+    remedy, text = said("slt", both - 1)
+    assert remedy == "" and "would fit" not in text
+
+
+def test_mapped_weights_have_a_column_of_their_own() -> None:
+    whole = memory(tiny_graph(), tiny_graph().full(), STEP).total
+    mapped = replace(STEP, frozen_weights="mapped")
+    found = strata.fit(tiny_graph(), whole // 4, execution=mapped, rounds=20, calibrate=False)
+    text = str(found)
+    assert " mapped " in text.splitlines()[2] and "frozen weights mapped" not in text
+    assert " mapped " not in str(fitted(whole // 4))
+    assert [one.execution.maps for one in found.ways if one.fits] == [
+        bool(one.mapped_bytes) for one in found.ways if one.fits
+    ]
 
 
 def test_minutes_of_a_device() -> None:
