@@ -271,8 +271,9 @@ def _remedied(way: Way, graph: ChannelGraph, budget: Budget, model: nn.Module | 
         return way
     method, execution = method_class(way.method), budget.execution
     own = _own_graph(method, graph, model)
-    rounded = {"momentum_dtype": "bfloat16"} if execution.momentum and not execution.is_adam else {}
-    for changes in ({"frozen_weights": "mapped"}, rounded, {"frozen_weights": "mapped"} | rounded):
+    mapped: dict[str, Any] = {"frozen_weights": "mapped"}
+    rounded: dict[str, Any] = {"momentum_dtype": "bfloat16"} if execution.momentum and not execution.is_adam else {}
+    for changes in (mapped, rounded, mapped | rounded):
         looser = replace(execution, **changes)
         if own is None or looser == execution:
             continue
