@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from strata.planning import Plan
-    from strata.planning.verify import Trial
+    from strata.planning.verify import Claim, Trial
 
     Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]
 
@@ -29,7 +29,7 @@ EXAMPLES = """examples:
   strata plan --model resnet20 --classes 10 --input 3x32x32 --batch 32 --constraint 0.25 --rounds 2500
   strata plan --model mypkg.nets:make_net --input 3x224x224 --budget 512MiB --json
   strata plan --model resnet20 --budget 24MiB --gflops 2 --mbit 5
-  strata plan --model resnet20 --method window --budget 14MiB --lean
+  strata plan --model resnet20 --method window --budget 14MiB --lean --verify --hard-cap
   strata plan --model resnet44 --classes 200 --input 3x64x64 --budget 200MiB --verify --hard-cap
 """
 INPUT_HELP = "input shape, no batch (default 3x32x32); others NAME:DTYPE:SHAPE, such as input_ids:int64:64"
@@ -57,7 +57,8 @@ def add_parser(subparsers: Subparsers) -> None:
     parser = subparsers.add_parser(
         "plan",
         help="which layers train in which rounds, within a memory budget",
-        description="Lay out the steps of Successive Layer Training for a model and a memory budget per device.",
+        description="Lay out the steps of Successive Layer Training, or of another method, for a model and a memory "
+        "budget per device.",
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -138,10 +139,12 @@ def run(args: argparse.Namespace) -> int:
         answer["device_time"] = taken.to_json()
     true = True
     if args.verify or args.hard_cap:
-        from strata.planning.verify import verify
+        from strata.planning.verify import claim_of, verify
 
         trials = verify(found, name, classes, args.hard_cap, args.objective)
-        seen = list(trials) if args.json else show_trials(found, trials, args.hard_cap)
+        seen = list(trials) if args.json else show_trials(claim_of(found), trials, args.hard_cap)
+        if found.accounting == "paper" and args.hard_cap and not args.json:
+            print("The paper's counting is not what a step really needs; --accounting peak plans for that.")
         true = all(trial.holds for trial in seen)
         answer["verification"] = [trial.to_json() for trial in seen]
     if args.json:
@@ -153,15 +156,18 @@ def run_method(args: argparse.Namespace) -> int:
     """What devices of another method than SLT train in which rounds."""
     keys = ("model", "method", "rank", "targets", *planned())
     asked = given(argparse.Namespace(**{key: getattr(args, key) for key in keys}), RunConfig)
-    only_slt = ("picture", "scratch", "verify", "hard_cap", "gflops", "mbit", "samples")
+    only_slt = ("picture", "scratch", "gflops", "mbit", "samples")
     used = [key for key in only_slt if getattr(args, key)]
     if used:
         raise BadInput(f"--{used[0].replace('_', '-')} is for a plan of slt, not of {args.method}: leave it out")
 
+    from strata.cli import say_beginning
+
+    say_beginning("plan", f"loading torch and the model, then looking for what {args.method} can train")
     from strata.graph import ChannelGraph, InputSpec  # torch: only once everything above has been read
     from strata.methods import method_class
     from strata.methods.heads import prepared_model
-    from strata.methods.outline import outline
+    from strata.methods.outline import configurations, outline
     from strata.models.loading import load_model
     from strata.runs.launch import make_method, own_options
     from strata.runs.unused import refuse_unused
@@ -169,6 +175,11 @@ def run_method(args: argparse.Namespace) -> int:
     refuse_unused(asked, [args.method])
     config = RunConfig.of(**asked)
     config.check()
+    budgets = config.approach.budgets
+    if args.hard_cap and not budgets:
+        raise BadInput("--hard-cap is a limit: say with --budget how many bytes a device has, such as 24MiB")
+    if (args.verify or args.hard_cap) and len(set(budgets)) > 1:
+        raise BadInput("--verify and --hard-cap take one --budget: ask for each kind of device by itself")
     asked_inputs = parse_input(args.input)
     classes = None if args.classes is None else at_least_one(args.classes, "--classes")
     shape, task = InputSpec.of(asked_inputs).inputs[0].shape, args.objective or "classification"
@@ -176,10 +187,30 @@ def run_method(args: argparse.Namespace) -> int:
     inputs = InputSpec.of(asked_inputs, model)
     model = prepared_model(method_class(args.method), model, inputs, config.course.seed, own_options(config))
     made = make_method(config, ChannelGraph(model, inputs, width=config.approach.width))
-    budget = min(config.approach.budgets, default=None)
+    budget = min(budgets, default=None)
     found = outline(made, config.counted, config.course.rounds, config.problem.model, budget)
-    print(json.dumps(found.to_json(), indent=2) if args.json else found)
-    return 0
+    answer, true = found.to_json(), True
+    if not args.json:
+        print(found)
+    if args.verify or args.hard_cap:
+        from strata.planning.verify import Claim, request_of, trials_of
+
+        claim = Claim(found.budget_bytes or max(stage.memory_bytes for stage in found.stages), found.full_bytes)
+        cap = claim if args.hard_cap else None
+        request = {
+            **request_of(made.graph, made.graph.inputs, config.problem.model, classes, args.objective),
+            "method": args.method,
+            "seed": config.course.seed,
+            "options": own_options(config),
+        }
+        tried = configurations(made, config.counted, config.course.rounds, cap)
+        trials = trials_of(tried, cap, request, "strata.methods.trials")
+        seen = list(trials) if args.json else show_trials(claim, trials, args.hard_cap)
+        true = all(trial.holds for trial in seen)
+        answer["verification"] = [trial.to_json() for trial in seen]
+    if args.json:
+        print(json.dumps(answer, indent=2))
+    return 0 if true else 1
 
 
 def plan_settings(args: argparse.Namespace) -> dict[str, Any]:
@@ -240,7 +271,7 @@ def short_reason(error: str | None) -> str:
     return f"the kernel refused it another {show_bytes(int(asked[1]))}" if asked else error or "no reason given"
 
 
-def summed_up(plan: Plan, trials: Iterable[Trial]) -> str:
+def summed_up(claim: Claim, trials: Iterable[Trial]) -> str:
     """What the trials have shown, in a sentence."""
     steps = [trial for trial in trials if trial.name != "whole"]
     measured = [trial for trial in steps if trial.measured_bytes is not None and trial.scratch_bytes is not None]
@@ -249,20 +280,18 @@ def summed_up(plan: Plan, trials: Iterable[Trial]) -> str:
     tensors = max(trial.measured_bytes or 0 for trial in steps)
     scratch = max(trial.scratch_bytes or 0 for trial in steps)
     both = max((trial.measured_bytes or 0) + (trial.scratch_bytes or 0) for trial in steps)
-    within = "within" if both <= plan.budget_bytes else f"{show_bytes(both - plan.budget_bytes)} above"
+    within = "within" if both <= claim.budget_bytes else f"{show_bytes(both - claim.budget_bytes)} above"
     died = [trial.name for trial in steps if trial.lived is False]
     lives = f"Under the cap step {', '.join(died)} died; every other" if died else "Every"
     return (
         f"{lives} step lives within {show_bytes(tensors)} of tensors and {show_bytes(scratch)} of library scratch; no "
         f"step takes more than {show_bytes(both)} of both together, {within} the budget of "
-        f"{show_bytes(plan.budget_bytes)}."
+        f"{show_bytes(claim.budget_bytes)}."
     )
 
 
-def show_trials(plan: Plan, trials: Iterable[Trial], hard_cap: bool) -> list[Trial]:
+def show_trials(claim: Claim, trials: Iterable[Trial], hard_cap: bool) -> list[Trial]:
     """A line for each as it ends."""
-    from strata.planning.verify import margin_bytes
-
     print("\nOne real training step of every configuration, in a process of its own (peak: live tensor bytes):")
     under = "   under the cap" if hard_cap else ""
     print(f"{'':>6} {'predicted':>11} {'measured':>11} {'off by':>7} {'scratch':>11}{under}")
@@ -281,14 +310,12 @@ def show_trials(plan: Plan, trials: Iterable[Trial], hard_cap: bool) -> list[Tri
         )
         if trial.error:
             print(f"       {trial.error}")
-    print(summed_up(plan, seen))
+    print(summed_up(claim, seen))
     if hard_cap and seen[0].cap_bytes is not None:
-        margin = margin_bytes(plan)
+        margin = claim.margin_bytes
         print(
-            f"Cap (RLIMIT_DATA): what the process held before + budget {show_bytes(plan.budget_bytes)} + margin "
-            f"{show_bytes(margin)} ({margin / plan.full_bytes:.0%} of the whole model's bytes), for step 0 "
-            f"{show_bytes(seen[0].baseline_bytes or 0)} + {show_bytes(plan.budget_bytes + margin)}."
+            f"Cap (RLIMIT_DATA): what the process held before + budget {show_bytes(claim.budget_bytes)} + margin "
+            f"{show_bytes(margin)} ({margin / claim.full_bytes:.0%} of the whole model's bytes), for step 0 "
+            f"{show_bytes(seen[0].baseline_bytes or 0)} + {show_bytes(claim.budget_bytes + margin)}."
         )
-        if plan.accounting == "paper":
-            print("The paper's counting is not what a step really needs; --accounting peak plans for that.")
     return seen

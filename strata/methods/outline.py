@@ -6,12 +6,16 @@ from dataclasses import asdict, dataclass
 from math import prod
 from typing import TYPE_CHECKING, Any
 
+from strata.core.errors import BadInput
 from strata.core.sizes import show_bytes
-from strata.execution import Execution, flops, memory, traffic
+from strata.execution import Execution, flops, memory, state_bytes, traffic
 from strata.planning.plans import kept_note
+from strata.planning.verify import FULL, Claim, Configuration
 
 if TYPE_CHECKING:
-    from strata.methods.base import Method, Task
+    from collections.abc import Iterator
+
+    from strata.methods.base import Method, Phase, Task
 
 
 @dataclass(frozen=True)
@@ -80,9 +84,6 @@ class Outline:
 
 def outline(method: Method, execution: Execution, rounds: int, name: str, budget: int | None = None) -> Outline:
     graph = method.graph
-    steps: dict[int, list[int]] = {}
-    for round in range(rounds):
-        steps.setdefault(method.step(round), []).append(round)
     return Outline(
         name,
         method.name,
@@ -93,12 +94,42 @@ def outline(method: Method, execution: Execution, rounds: int, name: str, budget
         graph.depth,
         budget,
         memory(graph, graph.full(), execution).total,
-        tuple(
-            _stage(method, execution, step, played, task)
-            for step, played in steps.items()
-            for task in method.assign(played[0], range(method.period or 1))
-        ),
+        tuple(_stage(method, execution, *one) for one in _played(method, rounds)),
     )
+
+
+def configurations(method: Method, execution: Execution, rounds: int, claim: Claim | None) -> list[Configuration]:
+    """What devices train, phase by phase, to be verified; after it the whole model, plainly, where it has to die."""
+    graph = method.graph
+    found = [
+        Configuration(step, phase.cut, phase.execution or execution, task.device)
+        for step, _, task in _played(method, rounds)
+        for phase in task.phases
+        if _has_one_cut(method, phase)
+    ]
+    whole = memory(graph, graph.full(), execution).total
+    if claim is not None and whole > claim.budget_bytes + claim.margin_bytes:
+        found.append(Configuration(FULL, graph.full(), execution))
+    return found
+
+
+def _has_one_cut(method: Method, phase: Phase) -> bool:
+    if phase.levels:
+        raise BadInput(
+            f"--verify trains one cut at a time, and devices of {method.name} change among {len(phase.levels)} within "
+            "a round: leave it out; a run measures what they take"
+        )
+    return True
+
+
+def _played(method: Method, rounds: int) -> Iterator[tuple[int, list[int], Task]]:
+    """Of every step the rounds in which it is played, and a task of each level."""
+    steps: dict[int, list[int]] = {}
+    for round in range(rounds):
+        steps.setdefault(method.step(round), []).append(round)
+    for step, played in steps.items():
+        for task in method.assign(played[0], range(method.period or 1)):
+            yield step, played, task
 
 
 def _stage(method: Method, execution: Execution, step: int, played: list[int], task: Task) -> Stage:
@@ -106,7 +137,9 @@ def _stage(method: Method, execution: Execution, step: int, played: list[int], t
     without_break = played[-1] - played[0] + 1 == len(played)
     executions = [phase.execution or execution for phase in task.phases]
     memories = [memory(graph, phase.cut, one) for phase, one in zip(task.phases, executions, strict=True)]
-    costs = [one.total for one in memories]
+    # the submodels of smaller levels stay beside the largest
+    beside = [sum(state_bytes(graph, level) for level in phase.levels[:-1]) for phase in task.phases]
+    costs = [one.total + more for one, more in zip(memories, beside, strict=True)]
     layers = [graph.layer_of[name] for name in cut.trained if graph.layer_of[name] <= graph.depth]
     return Stage(
         step,

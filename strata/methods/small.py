@@ -28,8 +28,12 @@ class Small(Levels):
         paper="baseline of Pfeiffer et al., NeurIPS 2023",
     )
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        object.__setattr__(self, "constraints", (min(self.constraints),) * len(self.constraints))
+
     def server_cut(self) -> Cut:
-        return self.prefixes[min(self.constraints)]
+        return self.prefixes[self.constraints[0]]
 
     def cut_for(self, round: int, device: int) -> Cut:
         return self.server_cut()

@@ -31,29 +31,33 @@ from strata.models.loading import load_model
 from strata.planning.runtime import data_bytes
 
 Say = Callable[[dict[str, Any]], None]
-Where = tuple[int, int, float]  # k_frozen, k_trained, scale
+Prepare = Callable[[nn.Module, InputSpec, dict[str, Any]], nn.Module]
 
 
-def serve() -> None:
+def serve(prepare: Prepare | None = None) -> None:
+    """`prepare`: makes of the loaded model, and of what was asked, the one that is cut (methods/trials.py)."""
     request = json.load(sys.stdin)
     # What a library prints must not end up among the answers.
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "w", buffering=1)
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     torch.set_num_threads(1)
-    given = InputSpec.of(input_from_json(request["input"]))
-    model = load_model(request["model"], request["classes"], given.inputs[0].shape, task=request["task"])
-    graph = ChannelGraph(model, input_from_json(request["input"]), width=request["width"])
-    for step, *rest, settings in request["steps"]:
-        where: Where = tuple(rest)
-        execution = Execution(**settings)
-        cut = graph.slt(*where)
+    inputs: Any = input_from_json(request["input"])
+    shape = InputSpec.of(inputs).inputs[0].shape
+    model = load_model(request["model"], request["classes"], shape, task=request["task"])
+    if prepare is not None:
+        inputs = InputSpec.of(inputs, model)
+        model = prepare(model, inputs, request)
+    graph = ChannelGraph(model, inputs, width=request["width"])
+    for one in request["configurations"]:
+        cut, execution = Cut.from_json(one["cut"]), Execution(**one["execution"])
         trial = {
-            "step": step, "k_frozen": where[0], "k_trained": where[1], "scale": where[2],
+            **one["trial"],
             "predicted_bytes": memory(graph, cut, execution).total,
-            "measured_bytes": None, "scratch_bytes": None,
+            "measured_bytes": None,
+            "scratch_bytes": None,
             **in_fork(partial(measure, graph, cut, execution)),
-        }  # fmt: skip
-        if request["hard_cap"]:
+        }
+        if request["allowance"] is not None:
             capped = in_fork(partial(train_capped, graph, cut, execution, request["allowance"]))
             trial |= {"lived": "error" not in capped, "died_of": capped.pop("error", None), **capped}
         print(json.dumps(trial), file=answers)

@@ -300,7 +300,7 @@ def test_plan_of_a_method(capsys: pytest.CaptureFixture[str], monkeypatch: pytes
     assert [one["trained_parameters"] for one in found["steps"]][1:] == [LAYER + CLASSIFIER] * 2
     assert main(["plan", *where, "--method", "lora", "--rank", "2", "--targets", "2"]) == 0
     assert "rank 2" in capsys.readouterr().out
-    assert main(["plan", *where, "--method", "top", "--budget", "1MiB", "--verify"]) == 2
-    assert "--verify is for a plan of slt, not of top" in capsys.readouterr().err
+    assert main(["plan", *where, "--method", "top", "--budget", "1MiB", "--scratch"]) == 2
+    assert "--scratch is for a plan of slt, not of top" in capsys.readouterr().err
     assert main(["plan", *where, "--method", "top", "--budget", "1000B"]) == 3
     assert "for the classifier alone" in capsys.readouterr().err

@@ -15,7 +15,7 @@ from strata.models.loading import load_model
 from strata.planning.make import plan
 from strata.planning.plans import Plan
 from strata.planning.trials import Say, in_fork
-from strata.planning.verify import FULL, margin_bytes, verify
+from strata.planning.verify import FULL, claim_of, verify
 
 NETS = """
 from torch import nn
@@ -42,14 +42,14 @@ def deep(tmp_path_factory: pytest.TempPathFactory) -> Plan:
 
 def test_every_step_lives_and_the_whole_model_dies(deep: Plan) -> None:
     assert len(deep.steps) > 2
-    assert margin_bytes(deep) <= 0.1 * deep.full_bytes
+    assert claim_of(deep).margin_bytes <= 0.1 * deep.full_bytes
     *steps, whole = verify(deep, MODEL, None, hard_cap=True)
     assert [trial.step for trial in steps] == [step.step for step in deep.steps]
     for trial, step in zip(steps, deep.steps, strict=True):
         assert trial.predicted_bytes == step.memory_bytes
         assert trial.lived is True and trial.holds and trial.died_of is None
         assert -0.01 <= trial.difference <= 0.03
-        assert trial.cap_bytes - trial.baseline_bytes == deep.budget_bytes + margin_bytes(deep)
+        assert trial.cap_bytes - trial.baseline_bytes == deep.budget_bytes + claim_of(deep).margin_bytes
     assert whole.step == FULL and whole.predicted_bytes == deep.full_bytes
     assert whole.lived is False and whole.holds and "allocate" in whole.died_of
     assert -0.01 <= whole.difference <= 0.03  # without the limit it trains
