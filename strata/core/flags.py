@@ -9,7 +9,7 @@ from typing import Any, NoReturn, Union, get_args, get_origin
 
 from strata.core.errors import BadInput
 from strata.core.settings import Described, Tree, check_value, problem_of
-from strata.core.sizes import FEWEST_BYTES, parse_bytes
+from strata.core.sizes import parse_bytes, written_bytes
 
 
 def add_flags(
@@ -125,8 +125,8 @@ def flags_of(tree: Tree) -> list[str]:
 def _text(value: Any, one: Described) -> str:
     if isinstance(value, tuple):
         return ("," if one.known.several else "x").join(_text(part, one) for part in value)
-    if one.known.parse is parse_bytes and value < FEWEST_BYTES:
-        return f"{value}B"  # without a unit it would be asked back
+    if one.known.parse is parse_bytes:
+        return written_bytes(value)
     return str(value)
 
 

@@ -115,6 +115,17 @@ def show_bytes(size: int) -> str:
     return f"{size} B" if unit == "B" else f"{amount:.2f} {unit}" if abs(amount) < 100 else f"{amount:.1f} {unit}"
 
 
+def written_bytes(size: int) -> str:
+    """As a person would write it, where that means exactly so many: 6.5MiB; else in bytes. parse_bytes reads it."""
+    for unit in ("GiB", "MiB", "KiB", "GB", "MB", "kB"):
+        scale = _UNITS[unit.lower()]
+        for digits in range(3):
+            text = f"{size / scale:.{digits}f}{unit}"
+            if size >= scale and parse_bytes(text) == size:
+                return text
+    return f"{size}B"
+
+
 def several(value: Any) -> tuple[Any, ...]:
     """Nothing is an empty list, one number (numpy's too) or text a list of one."""
     if value is None:

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from strata.core.errors import BadInput
-from strata.core.sizes import at_least_one, parse_bytes, parse_ratio, parse_shape, show_bytes
+from strata.core.sizes import at_least_one, parse_bytes, parse_ratio, parse_shape, show_bytes, written_bytes
 
 
 @pytest.mark.parametrize(
@@ -15,6 +15,15 @@ from strata.core.sizes import at_least_one, parse_bytes, parse_ratio, parse_shap
 )  # fmt: skip
 def test_bytes(text: str | int, size: int) -> None:
     assert parse_bytes(text) == size
+
+
+@pytest.mark.parametrize("text", ["6.5MiB", "48MiB", "63.1MiB", "24GiB", "300KiB", "5MB", "1kB", "999B", "2621441B"])
+def test_bytes_are_written_as_they_are_read(text: str) -> None:
+    assert written_bytes(parse_bytes(text)) == text
+
+
+def test_what_is_written_means_exactly_as_many() -> None:
+    assert all(parse_bytes(written_bytes(size)) == size for size in range(1, 2**22, 1009))
 
 
 @pytest.mark.parametrize("text", ["12 bananas", "", "MiB", "24 MiB please", "nan", "inf", "1e400", True, "24,000"])
