@@ -20,7 +20,7 @@ from strata.runs.config import RunConfig, warmup_of
 
 if TYPE_CHECKING:
     from strata.data import FederatedData
-    from strata.planning.fit import Fit
+    from strata.planning.fit import Fit, Way
 
     Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]
 
@@ -134,7 +134,7 @@ def fit_of(config: RunConfig, args: argparse.Namespace, speed: Any) -> Fit:
         samples=samples,
         epochs=config.local.epochs,
         name=problem.model,
-        command=lambda method: command_of(config, method),
+        command=lambda way: command_of(config, way),
         say=say,
         plain=model,
         pretrained=config.pretrained,
@@ -147,12 +147,18 @@ def load_data_of(config: RunConfig) -> FederatedData:
     return load_data(config)
 
 
-def command_of(config: RunConfig, method: str) -> str:
+def command_of(config: RunConfig, way: Way) -> str:
     """What to paste."""
-    flags = flags_of(config.changed(method=method))
+    flags = flags_of(asked_of(config, way))
     if "--method" not in flags:  # it is the default
-        flags = ["--method", method, *flags]
-    return shlex.join(["strata", "run", *flags, "--out", f"runs/{method}"])
+        flags = ["--method", way.method, *flags]
+    return shlex.join(["strata", "run", *flags, "--out", f"runs/{way.method}"])
+
+
+def asked_of(config: RunConfig, way: Way) -> RunConfig:
+    """The settings for this way: not every one runs frozen layers twice."""
+    kept: dict[str, Any] = {} if way.execution.caches else {"cache_prefix": None}
+    return config.changed(method=way.method, **kept)
 
 
 def piloted(found: Fit, config: RunConfig, rounds: int) -> Fit:
@@ -168,7 +174,7 @@ def piloted(found: Fit, config: RunConfig, rounds: int) -> Fit:
                 if not way.fits:
                     continue
                 say(f"pilot: {rounds} rounds of {way.method}")
-                asked = config.changed(method=way.method, rounds=rounds, warmup=min(config.course.warmup, rounds // 2))
+                asked = asked_of(config, way).changed(rounds=rounds, warmup=min(config.course.warmup, rounds // 2))
                 result = launch(asked, Path(folder) / way.method, progress=False, resources=resources)
                 ways[number] = replace(way, accuracy=result.summary["accuracy"])
     finally:

@@ -5,7 +5,7 @@ All that counts bytes for this is here, in one place."""
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -51,6 +51,9 @@ class Budget:
                 "lean chooses how steps are executed by the bytes that they take: give a budget, such as 24MiB, "
                 "counted by peak"
             )
+
+    def with_execution(self, execution: Execution) -> Budget:
+        return replace(self, execution=execution, _choosers={})
 
     def chooser(self, graph: ChannelGraph) -> Chooser:
         """Which executions there are, and what each takes."""

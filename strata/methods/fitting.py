@@ -6,6 +6,7 @@ import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import pairwise
 from math import prod
 from typing import TYPE_CHECKING, Any
 
@@ -64,7 +65,7 @@ def fit(
     methods: Sequence[str] | None = None,
     name: str | None = None,
     calibrate: bool = True,
-    command: Callable[[str], str] | None = None,
+    command: Callable[[Way], str] | None = None,
     say: Say = lambda text: None,
     plain: nn.Module | None = None,
     pretrained: bool = False,
@@ -98,7 +99,7 @@ def fit(
         execution, sizes=sizes, rounds=rounds, lean=True, ceilings=ceilings, model_name=name, pretrained=pretrained
     )
     _check_ceilings(graph, asked)
-    costs = _Costs(graph, execution, rounds, devices, per_round, samples * epochs)
+    costs = _Costs(graph, execution, rounds, devices, per_round, samples, epochs)
     plain = model if plain is None and not isinstance(model, ChannelGraph) else plain
     ways = [_remedied(way, graph, asked, plain) for way in _ways(graph, asked, costs, methods, say, plain)]
     speed = None if gflops is None or mbit is None else Speed(gflops, mbit)
@@ -205,11 +206,11 @@ def _check_ceilings(graph: ChannelGraph, budget: Budget) -> None:
         )
 
 
-def _command(way: Way, command: Callable[[str], str] | None, sizes: tuple[int, ...], rounds: int) -> str:
+def _command(way: Way, command: Callable[[Way], str] | None, sizes: tuple[int, ...], rounds: int) -> str:
     if not way.fits:
         return ""
     if command is not None:
-        return command(way.method)
+        return command(way)
     budget = sizes[0] if len(sizes) == 1 else list(sizes)
     return (
         f'strata.run(model, data, "{way.method}", budget={budget}, lean=True, rounds={rounds}, out="runs/{way.method}")'
@@ -227,6 +228,8 @@ def _way(name: str, graph: ChannelGraph, budget: Budget, costs: _Costs) -> Way |
     except BadInput:
         return None
     tasks = list(costs.tasks(made))
+    if budget.execution.caches and not costs.keeps(made, tasks):
+        return _way(name, graph, budget.with_execution(replace(budget.execution, cache_prefix=None)), costs.plainly())
     if not isinstance(made, FedAvg) and all(task.cut == graph.full() for task, _, _ in tasks):
         return None  # the whole model under another name
     train, up, down = costs.totals(tasks)
@@ -277,7 +280,7 @@ def _remedied(way: Way, graph: ChannelGraph, budget: Budget, model: nn.Module | 
         looser = replace(execution, **changes)
         if own is None or looser == execution:
             continue
-        tried = replace(budget, execution=looser, _choosers={})
+        tried = budget.with_execution(looser)
         try:
             method.from_budget(own, tried)
         except (Infeasible, BadInput):
@@ -300,9 +303,11 @@ class _Costs:
         devices: int = 100,
         per_round: int = 10,
         samples: int = 1,
+        epochs: int = 1,
     ) -> None:
-        self.graph, self.execution, self.rounds, self.samples = graph, execution, rounds, samples
+        self.graph, self.execution, self.rounds, self.epochs = graph, execution, rounds, epochs
         self.devices, self.per_round = devices, min(per_round, devices)
+        self.own_samples, self.samples = samples, samples * epochs
         self._flops: dict[Any, int] = {}
         self._memory: dict[Any, Memory] = {}
 
@@ -310,7 +315,26 @@ class _Costs:
         """The same of another graph."""
         if graph is self.graph:
             return self
-        return _Costs(graph, self.execution, self.rounds, self.devices, self.per_round, self.samples)
+        return self._with(graph, self.execution)
+
+    def plainly(self) -> _Costs:
+        """The same where nothing is kept of what frozen layers put out."""
+        return self._with(self.graph, replace(self.execution, cache_prefix=None))
+
+    def _with(self, graph: ChannelGraph, execution: Execution) -> _Costs:
+        sizes = (self.devices, self.per_round, self.own_samples, self.epochs)
+        return _Costs(graph, execution, self.rounds, *sizes)
+
+    def keeps(self, method: Method, tasks: Sequence[Sampled]) -> bool:
+        """Whether frozen layers run twice on the same weights (as checks.kept_phases of a run asks)."""
+        steps = [self._step(method, round) for round in range(self.rounds)]
+        again = set(steps) if self.epochs > 1 else {a for a, b in pairwise(steps) if a == b}
+        return any(
+            self._memory_of(phase).kept
+            for task, _, _ in tasks
+            if self._step(method, task.round) in again
+            for phase in task.phases
+        )
 
     def tasks(self, method: Method) -> Iterator[Sampled]:
         """Some of every step."""
