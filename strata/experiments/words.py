@@ -33,6 +33,9 @@ FINE_TUNING: tuple[tuple[str, Any], ...] = (
     ("lr", 1e-3),
     ("lr_end", 1e-4),
 )
+# Its pairs begin at a product of zero and hardly move at the others' rate: on banking77 7.7 % after 12 rounds at 0.003,
+# 23.4 % at 0.01; at 0.001 12.7 % after 30.
+OF_LORA: tuple[tuple[str, Any], ...] = (("lr", 1e-2), ("lr_end", 1e-3))
 ON_DISK: tuple[tuple[str, Any], ...] = (("frozen_weights", "mapped"), ("cache_prefix", 2 * GIB))
 
 Options = tuple[tuple[str, Any], ...]
@@ -56,7 +59,7 @@ class Text:
             sizes = ("budgets", (int(mib * MIB),))
             return Cell(self.data, "minilm-l6", NONIID, (), method, options=(*options, sizes, *more))
 
-        found = [("the whole model, plainly", cell("fedavg", self.whole)), ("lora", cell("lora", self.lora))]
+        found = [("the whole model, plainly", cell("fedavg", self.whole)), ("lora", cell("lora", self.lora, *OF_LORA))]
         for share in SHARES:
             for method in PARTS:
                 # where blocks come in turn, what is below them changes all the time; at 0.75 only embeddings are frozen
@@ -127,6 +130,7 @@ def _about() -> Sequence[str]:
         "window and cycle have frozen weights in a mapped file, which is not in their peak; top and window keep what "
         "frozen layers put out on the device's disk (on disk: of the device with the most samples), so that these run "
         "once. LoRA runs plainly: lean and mapped it would take far less than its row says (docs/pretrained.md).",
+        "AdamW's learning rate goes from 0.001 to a tenth of it; LoRA's, which hardly learns at that, from 0.01.",
         "Measured peak: tensor bytes of the largest device over all rounds. Upload and training: all devices of a run.",
     )
 
