@@ -45,6 +45,24 @@ class Narrow(nn.Module):
         return self.classifier(functional.gelu(self.hidden(x.flatten(1))))
 
 
+class Joined(nn.Module):
+    """Maps side by side, then features side by side."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.left, self.right = nn.Conv2d(3, 6, 3, 2), nn.Conv2d(6, 4, 3), nn.Conv2d(6, 6, 3)
+        self.after, self.beside = nn.Linear(10, 8), nn.Linear(10, 4)
+        self.classifier = nn.Linear(12, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = functional.relu(self.stem(x))
+        y = torch.cat([self.left(x), self.right(x)], 1).flatten(1)
+        return self.classifier(torch.cat([functional.relu(self.after(y)), self.beside(y)], 1))
+
+
+MADE = {"narrow": (Narrow, (3, 8, 8)), "joined": (Joined, (3, 8, 8))}
+
+
 @cache
 def graph_of(name: str) -> tuple[nn.Module, ChannelGraph]:
     torch.manual_seed(0)
@@ -76,12 +94,14 @@ CUTS = {
 @cache
 def double(name: str) -> tuple[nn.Module, ChannelGraph]:
     torch.manual_seed(1)
-    model = Narrow() if name == "narrow" else resnet20()
-    return model, ChannelGraph(model, (3, 8, 8) if name == "narrow" else (3, 32, 32))
+    make, shape = MADE.get(name) or (lambda: NETWORKS[name]()[0], (3, 32, 32))
+    return (model := make()), ChannelGraph(model, shape)
 
 
-@pytest.mark.parametrize("kind", CUTS)
-@pytest.mark.parametrize("name", ["narrow", "resnet20"])
+JOINED = [(name, kind) for name in ("joined", "densenet") for kind in ("prefix", "start")]
+
+
+@pytest.mark.parametrize(("name", "kind"), [(name, kind) for name in ("narrow", "resnet20") for kind in CUTS] + JOINED)
 def test_gradients_of_a_group_are_those_of_its_devices(name: str, kind: str) -> None:
     """In float64, so that only a wrong formula can make a difference."""
     torch.set_default_dtype(torch.float64)
@@ -166,7 +186,13 @@ def test_cohorts_by_hand() -> None:
     assert cohorts(workspace, levels, [50] * 2, LocalTraining()) == [[0], [1]]
 
 
-@pytest.mark.parametrize("name", ["vgg", "densenet", "hf_vit", "gated"])
+def test_maps_beside_those_of_frozen_layers_are_trained_one_by_one() -> None:
+    graph = networks.graph_of("densenet")
+    with pytest.raises(NotVectorisable, match="frozen layers put out"):
+        Grouped(graph, graph.slt(2, 3, 0.25), 2)
+
+
+@pytest.mark.parametrize("name", ["vgg", "hf_vit", "gated"])
 def test_what_has_no_grouped_form_is_trained_one_by_one(name: str) -> None:
     model, shape = NETWORKS[name]()
     graph = networks.graph_of(name)

@@ -91,6 +91,7 @@ register(
         bytes_for=("default",),
         flops=nothing,
         samples_apart=SamplesApart.UNLESS_ALONG_BATCH,
+        vectorised="concatenation",
     )
 )
 register(

@@ -23,6 +23,10 @@ def _channels(value: Tensor, devices: int, positions: Any) -> Tensor:
     return take(value, 1, positions)
 
 
+def _concatenate(values: list[Tensor], devices: int) -> Tensor:
+    return torch.cat(values, 1)
+
+
 def _features(value: Tensor, devices: int) -> Tensor:
     return value.flatten(1, 3).transpose(1, 2)
 
@@ -32,7 +36,7 @@ def _batch_norm(value: Tensor, scale: Tensor | None, shift: Tensor | None, eps: 
     return batch_norm(value.reshape(1, value.shape[0] * value.shape[1], -1), scale, shift, eps).view(value.shape)
 
 
-FORM = Form(_side_by_side, _channels, _features, _batch_norm)
+FORM = Form(_side_by_side, _channels, _concatenate, _features, _batch_norm)
 add_common_rules(FORM)
 
 

@@ -25,11 +25,17 @@ def _channels(value: Tensor, devices: int, positions: Any) -> Tensor:
     return arranged(take(value.unflatten(1, (devices, -1)), 2, positions).flatten(1, 2))
 
 
+def _concatenate(values: list[Tensor], devices: int) -> Tensor:
+    """As [batch, height, width, devices, channels], which they are in memory."""
+    joined = torch.cat([value.permute(0, 2, 3, 1).unflatten(3, (devices, -1)) for value in values], 4)
+    return joined.flatten(3).permute(0, 3, 1, 2)
+
+
 def _features(value: Tensor, devices: int) -> Tensor:
     return value.unflatten(1, (devices, -1)).flatten(2).transpose(0, 1)
 
 
-FORM = Form(lambda values: arranged(torch.cat(values, 1)), _channels, _features, batch_norm)
+FORM = Form(lambda values: arranged(torch.cat(values, 1)), _channels, _concatenate, _features, batch_norm)
 add_common_rules(FORM)
 
 

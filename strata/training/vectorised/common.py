@@ -89,6 +89,23 @@ def _flatten(joint: JointForward, step: CutCall, maps: dict[Any, bool]) -> Compu
     return lambda v: joint.form.features(get(v), joint.devices)
 
 
+def _concatenation(joint: JointForward, step: CutCall, maps: dict[Any, bool]) -> Compute:
+    """Along channels. What frozen layers put out is wide, and would be turned around for every layer that takes it:
+    DenseNet40 at 0.33 trains 1.1 to 2.2 times as quickly one by one."""
+    node = step.node
+    operands: Any = node.args[0]
+    if any(x in joint.boundary for x in operands):
+        raise NotVectorisable("a concatenation with what frozen layers put out")
+    kinds = {maps[x] for x in operands}
+    if len(kinds) != 1 or argument(node, 1, "dim", 0) % len(node.meta["val"].shape) != 1:
+        raise NotVectorisable("a concatenation of maps and features, or along another dim than channels")
+    getters = [joint.input(step, x) for x in operands]
+    maps[node] = kinds.pop()
+    if maps[node]:
+        return lambda v: joint.form.concatenate([get(v) for get in getters], joint.devices)
+    return lambda v: torch.cat([get(v) for get in getters], 2)
+
+
 def add_common_rules(form: Form) -> None:
     form.rule("elementwise")(_elementwise)
     form.rule("linear")(_linear)
@@ -96,3 +113,4 @@ def add_common_rules(form: Form) -> None:
     form.rule("dropout")(_dropout)
     form.rule("mean")(_mean)
     form.rule("flatten")(_flatten)
+    form.rule("concatenation")(_concatenation)

@@ -34,6 +34,7 @@ class Form:
 
     side_by_side: Callable[[list[Tensor]], Tensor]  # one map per device, [batch, channels, height, width]
     take: Callable[[Tensor, int, Any], Tensor]  # of maps, these channels of every device; with the number of devices
+    concatenate: Callable[[list[Tensor], int], Tensor]  # maps, channel after channel of each device; with their number
     features: Callable[[Tensor, int], Tensor]  # of maps, with the number of devices: [devices, batch, features]
     batch_norm: Norm  # of maps
     rules: dict[str, Rule] = field(default_factory=dict)
