@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from math import prod
 from typing import TYPE_CHECKING
@@ -44,18 +44,27 @@ class Memory:
     kept: int = 0  # bytes of a sample on the device's disk, of what frozen layers put out
 
 
-def memory(graph: ChannelGraph, cut: Cut, execution: Execution, accounting: str = "peak") -> Memory:
+def memory(
+    graph: ChannelGraph,
+    cut: Cut,
+    execution: Execution,
+    accounting: str = "peak",
+    placed: Callable[[Cut, Execution], Placement | None] | None = None,
+) -> Memory:
     """What a step of training `cut` takes by one of the two accountings of docs/method.md.
 
-    `paper` counts the samples that are taken at a time, and of the execution nothing else."""
+    `paper` counts the samples that are taken at a time, and of the execution nothing else. `placed`: placement_for of
+    this graph, for who remembers what it has found."""
     if accounting not in ACCOUNTINGS:
         raise BadInput(f"accounting is {accounting!r}; it must be one of {', '.join(ACCOUNTINGS)}.")
     if accounting == "paper":
         parts = weight_bytes(cut), gradient_bytes(cut), activation_bytes(graph.sized(cut, execution.at_once))
         return Memory(sum(parts), *parts, accounting)
-    passes = {(samples, number > 0) for number, samples in enumerate(execution.parts)}
+    waits = not execution.release_gradients
+    passes = {(samples, waits and number > 0) for number, samples in enumerate(execution.parts)}
     passes -= {(samples, False) for samples, accumulated in passes if accumulated}  # it takes more than the first
-    placement = placement_for(graph, cut, execution)  # the same for all of them
+    # the same for all of them
+    placement = placement_for(graph, cut, execution) if placed is None else placed(cut, execution)
     found = [_peak(graph, cut, execution, placement, *one) for one in sorted(passes)]
     highest = max(found, key=lambda one: one.total)
     kept = None if placement is None else placement.cached_bytes

@@ -52,7 +52,8 @@ class Execution:
     )
     release_gradients: bool = setting(
         False,
-        "take a parameter's step as soon as its gradient is made, which then goes (same bits; not with micro-batches)",
+        "take a parameter's step as soon as its gradient is made, which then goes (same bits); with micro-batches it "
+        "goes into SGD's momentum (the same step up to rounding)",
         since=2,
     )
     frozen_weights: str = setting(
@@ -115,10 +116,11 @@ class Execution:
                 "frozen layers whose outputs are kept run one sample at a time: leave out either frozen_chunk or "
                 "cache_prefix"
             )
-        if self.release_gradients and self.in_parts:
+        if self.release_gradients and self.in_parts and not self.sums_in_momentum:
             raise BadInput(
-                f"gradients are summed over the parts of {self.micro_batch} of a batch of {self.batch_size}, so they "
-                "cannot be released as they are made: leave out either release_gradients or micro_batch"
+                f"gradients of the parts of {self.micro_batch} of a batch of {self.batch_size} can be released as they "
+                "are made into the momentum of sgd, kept in float32, and nowhere else: leave out either "
+                "release_gradients or micro_batch"
             )
         if self.release_gradients and self.clip is not None:
             raise BadInput(
@@ -203,6 +205,11 @@ class Execution:
     @property
     def is_adam(self) -> bool:
         return self.update_rule != "sgd"
+
+    @property
+    def sums_in_momentum(self) -> bool:
+        """Whether the optimizer has a place for the sum of a batch's gradients that holds nothing else of the step."""
+        return self.update_rule == "sgd" and self.momentum > 0 and self.momentum_dtype == "float32"
 
     @property
     def slots(self) -> int:

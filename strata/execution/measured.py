@@ -28,7 +28,7 @@ from torch.nn import functional
 
 from strata.execution.execution import Execution
 from strata.execution.mapped import is_mapped
-from strata.execution.optimizers import Optimizer, Released, new_optimizer
+from strata.execution.optimizers import Optimizer, Releasing, new_optimizer, new_releasing
 from strata.graph.inputs import InputsLike, InputSpec, float_dtype, images_last
 
 Forward = Callable[..., Tensor]  # a module and its inputs -> its output
@@ -108,11 +108,11 @@ def cross_entropy(outputs: Tensor, labels: Tensor) -> Tensor:
 
 def training_step(
     module: nn.Module, inputs: Sequence[Tensor], labels: Tensor, execution: Execution, forward: Forward | None = None
-) -> tuple[Optimizer | Released, Callable[[], None]]:
+) -> tuple[Optimizer | Releasing, Callable[[], None]]:
     """Forward, backward and SGD as devices do them, at learning rate 0."""
     trained = [p for p in module.parameters() if p.requires_grad]
     if execution.release_gradients:
-        released = Released(trained, lambda own: new_optimizer(execution, own, lr=0.0))
+        released = new_releasing(execution, trained, 0.0, lambda own, rates: new_optimizer(execution, own, 0.0, rates))
 
         def released_step() -> None:
             with released.releasing():
@@ -163,7 +163,7 @@ def measure_step(step: Callable[[], object], standing: Iterable[Tensor]) -> Meas
     return Measured.of(growth(step), held)
 
 
-def standing_tensors(module: nn.Module, optimizer: Optimizer | Released, *batch: Tensor) -> list[Tensor]:
+def standing_tensors(module: nn.Module, optimizer: Optimizer | Releasing, *batch: Tensor) -> list[Tensor]:
     state = [value for entry in optimizer.state.values() for value in entry.values() if isinstance(value, Tensor)]
     weights = [parameter for parameter in module.parameters() if not is_mapped(parameter)]
     return [*weights, *module.buffers(), *state, *batch]

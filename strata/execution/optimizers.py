@@ -7,7 +7,7 @@ every process that trains.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol
 
@@ -190,31 +190,112 @@ def new_optimizer(
 Change = Callable[[nn.Parameter], None]  # of a gradient, before the step is taken
 
 
-class Released:
-    """An optimizer for each parameter. Within `releasing`, backward takes a parameter's step as soon as its gradient is
-    whole, over all the places that use it, and the gradient goes."""
+class Releasing:
+    """Within `releasing`, which is one batch, backward hands over each parameter's gradient as soon as it is whole,
+    over all the places that use it, and the gradient goes."""
 
-    def __init__(self, parameters: Sequence[nn.Parameter], make: Callable[[list[nn.Parameter]], Optimizer]) -> None:
-        self.optimizers = {parameter: make([parameter]) for parameter in parameters}
+    def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
+        self.parameters = list(parameters)
 
     @contextmanager
     def releasing(self, change: Change | None = None) -> Iterator[None]:
-        def step(parameter: Tensor) -> None:
+        """`change` is made to the gradient of a batch once."""
+
+        def hand_over(parameter: Tensor) -> None:
             assert isinstance(parameter, nn.Parameter)
-            if change is not None:
-                change(parameter)
-            self.optimizers[parameter].step()
+            with torch.no_grad():
+                self.take(parameter, change)
             parameter.grad = None
 
-        # only for one backward pass: the module lives on, with another optimizer
-        hooks = [parameter.register_post_accumulate_grad_hook(step) for parameter in self.optimizers]
+        # only for one batch: the module lives on, with another optimizer
+        hooks = [parameter.register_post_accumulate_grad_hook(hand_over) for parameter in self.parameters]
         try:
             yield
         finally:
             for hook in hooks:
                 hook.remove()
+        self.finish()
 
     @property
     def state(self) -> dict[Any, dict[str, Any]]:
-        """Of all of them, as one optimizer would have it."""
+        """As one optimizer of all parameters would have it."""
+        raise NotImplementedError
+
+    def take(self, parameter: nn.Parameter, change: Change | None) -> None:
+        """Its gradient."""
+        raise NotImplementedError
+
+    def finish(self) -> None:
+        """The batch has ended."""
+
+
+class Released(Releasing):
+    """An optimizer for each parameter, which takes its step at once."""
+
+    def __init__(self, optimizers: Mapping[nn.Parameter, Optimizer]) -> None:
+        super().__init__(list(optimizers))
+        self.optimizers = optimizers
+
+    def take(self, parameter: nn.Parameter, change: Change | None) -> None:
+        if change is not None:
+            change(parameter)
+        self.optimizers[parameter].step()
+
+    @property
+    def state(self) -> dict[Any, dict[str, Any]]:
         return {parameter: kept for one in self.optimizers.values() for parameter, kept in one.state.items()}
+
+
+class Summed(Releasing):
+    """SGD with momentum of a batch in parts, without gradients that wait: those of the parts are summed in the
+    momentum, v = momentum * v + weight_decay * w + g1 + g2 + ..., and at the end w = w - lr * v. The same step up to
+    rounding."""
+
+    def __init__(
+        self,
+        parameters: Sequence[nn.Parameter],
+        lr: float,
+        momentum: float,
+        weight_decay: float,
+        rates: Sequence[float],
+    ) -> None:
+        super().__init__(parameters)
+        self.lr, self.momentum, self.weight_decay = lr, momentum, weight_decay
+        self._rates = dict(zip(parameters, rates, strict=True))
+        self._moving: dict[nn.Parameter, Tensor] = {}  # what has a gradient in this batch, and its momentum
+        self._state: dict[Any, dict[str, Any]] = {}
+
+    def take(self, parameter: nn.Parameter, change: Change | None) -> None:
+        if parameter not in self._moving:  # the batch's first part
+            if change is not None:
+                change(parameter)
+            if parameter not in self._state:
+                self._state[parameter] = {"momentum_buffer": torch.zeros_like(parameter)}
+            velocity = self._moving[parameter] = self._state[parameter]["momentum_buffer"]
+            velocity.mul_(self.momentum).add_(parameter, alpha=self.weight_decay * self._rates[parameter] ** 2)
+        assert parameter.grad is not None
+        self._moving[parameter].add_(parameter.grad)
+
+    @torch.no_grad()
+    def finish(self) -> None:
+        for parameter, velocity in self._moving.items():
+            parameter.add_(velocity, alpha=-self.lr / self._rates[parameter] ** 2)
+        self._moving.clear()
+
+    @property
+    def state(self) -> dict[Any, dict[str, Any]]:
+        return self._state
+
+
+def new_releasing(
+    execution: Execution,
+    parameters: Sequence[nn.Parameter],
+    lr: float,
+    make: Callable[[list[nn.Parameter], list[float]], Optimizer],
+    rates: Sequence[float] = (),
+) -> Releasing:
+    """For an execution that releases gradients. `make`: an optimizer of these parameters at these rates."""
+    rates = rates or [1.0] * len(parameters)
+    if execution.in_parts:
+        return Summed(parameters, lr, execution.momentum, execution.weight_decay, rates)
+    return Released({one: make([one], [rate]) for one, rate in zip(parameters, rates, strict=True)})

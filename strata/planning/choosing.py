@@ -3,17 +3,19 @@ asks, and often the same."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import TYPE_CHECKING
 
 from strata.core.sizes import show_bytes
 from strata.execution import flops, memory, traffic
+from strata.execution.placement import placement_for
 from strata.planning.executions import leaner
 
 if TYPE_CHECKING:
     from strata.execution import Execution, Memory
+    from strata.execution.segments import Placement
     from strata.graph import ChannelGraph, Cut
 
 CAUTION = 0.8  # of how activations grow with the samples at a time: where to recompute may change
@@ -55,6 +57,7 @@ class Chooser:
         self._quick = plain and [min(plain, key=lambda one: one.at_once)]
         self._sample_bytes = graph.inputs.sample_bytes
         self._memory: dict[tuple[Cut, Execution], Memory] = {}
+        self._placements: dict[Hashable, Placement | None] = {}
         self._flops: dict[tuple[Cut, Execution], int] = {}
         most = self.ceilings.flops
         self._most_flops = None if most is None else most * flops(graph, graph.full()).real_train
@@ -62,8 +65,15 @@ class Chooser:
     def memory(self, cut: Cut, execution: Execution) -> Memory:
         key = self._key(cut, execution)
         if key not in self._memory:
-            self._memory[key] = memory(self.graph, cut, key[1], self.accounting)
+            self._memory[key] = memory(self.graph, cut, key[1], self.accounting, self._placed)
         return self._memory[key]
+
+    def _placed(self, cut: Cut, execution: Execution) -> Placement | None:
+        """Finding where to recompute is the slow part, and where gradients go changes nothing in it."""
+        key = cut, execution.activation_checkpointing, execution.at_once, execution.frozen_chunk
+        if key not in self._placements:
+            self._placements[key] = placement_for(self.graph, cut, execution)
+        return self._placements[key]
 
     def flops(self, cut: Cut, execution: Execution) -> int:
         """Of a training step, per sample."""

@@ -51,8 +51,10 @@ def candidates(graph: ChannelGraph, execution: Execution, norm_samples: int | No
 
 def leaner(one: Execution, other: Execution) -> bool:
     """Whether no cut needs more bytes by `one` than by `other`: each lever is turned at least as far."""
-    if one.micro_batch != other.micro_batch:  # gradients wait only where a batch is taken in parts
-        if other.micro_batch is None or one.micro_batch is None or one.micro_batch > other.micro_batch:
+    if one.micro_batch != other.micro_batch:
+        if one.micro_batch is None or one.micro_batch > (other.micro_batch or other.batch_size):
+            return False
+        if other.micro_batch is None and not one.release_gradients:  # gradients wait for those of the other parts
             return False
     return all(
         values.index(getattr(one, name)) >= values.index(getattr(other, name)) or getattr(other, name) not in values

@@ -127,6 +127,10 @@ class LocalTraining(Execution):
         return replace(self, norm_statistics="batch", cache_prefix=None)
 
     @property
+    def sums_in_momentum(self) -> bool:
+        return self.optimizer is None and super().sums_in_momentum
+
+    @property
     def slots(self) -> int:
         return super().slots if self.optimizer is None else footprint_of(self.optimizer)[0]
 

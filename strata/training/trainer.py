@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from strata.core.errors import BadInput
 from strata.execution.measured import standing_tensors
-from strata.execution.optimizers import Optimizer, Released
+from strata.execution.optimizers import Optimizer, Releasing, new_releasing
 from strata.training.settings import LocalTraining
 from strata.training.submodels import BuiltSubmodel
 from strata.training.waiting import Waiting, parts
@@ -55,16 +55,19 @@ class Trainer:
                 parameter.data.div_(rate)
         starts = ((p, (p.detach().clone(), rate)) for p, rate in zip(self.parameters, self.rates, strict=True))
         self.received = dict(starts) if settings.proximal else {}
-        self.optimizer: Optimizer | Released
+        self.optimizer: Optimizer | Releasing
         if settings.release_gradients:
             if phase.levels:
                 raise BadInput(
                     "gradients cannot be released as they are made where mini-batches train levels of one network: "
                     "leave out release_gradients"
                 )
-            rate_of = dict(zip(self.parameters, self.rates, strict=True))
-            self.optimizer = Released(
-                self.parameters, lambda own: settings.new_optimizer(own, lr, [rate_of[one] for one in own])
+            self.optimizer = new_releasing(
+                settings,
+                self.parameters,
+                lr,
+                lambda own, rates: settings.new_optimizer(own, lr, rates),
+                self.rates,
             )
         else:
             self.optimizer = settings.new_optimizer(self.parameters, lr, self.rates)
@@ -84,7 +87,7 @@ class Trainer:
 
     def step(self, x: Batch | Waiting, y: Tensor, level: int = -1) -> float:
         """One mini-batch (inputs, targets) at this level (default: the largest); returns its loss."""
-        if isinstance(self.optimizer, Released):
+        if isinstance(self.optimizer, Releasing):
             with self.optimizer.releasing(self._pull):
                 return self._backward(self.outer, x, y)
         self.optimizer.zero_grad()

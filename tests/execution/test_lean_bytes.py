@@ -29,6 +29,8 @@ WAYS = {
     "frozen layers in chunks, micro-batches": Execution(12, 8, frozen_chunk=2),
     "released": Execution(4, release_gradients=True),
     "released, recomputed": Execution(4, activation_checkpointing="auto", release_gradients=True),
+    "released, micro-batches": Execution(10, 4, release_gradients=True),
+    "released, micro-batches, recomputed": Execution(10, 4, "auto", release_gradients=True),
     "momentum in bfloat16": Execution(2, momentum_dtype="bfloat16"),
     "released, momentum in bfloat16": Execution(2, momentum_dtype="bfloat16", release_gradients=True),
     "released, no momentum": Execution(2, momentum=0.0, release_gradients=True),
@@ -90,6 +92,9 @@ def test_what_weights_take_by_hand() -> None:
     # one gradient at a time
     assert layers(Execution(1, release_gradients=True)) == pytest.approx(9, abs=0.2)
     assert layers(Execution(1, release_gradients=True, momentum=0.0)) == pytest.approx(5, abs=0.2)
+    assert layers(Execution(4, 2, release_gradients=True)) == pytest.approx(9, abs=0.2)
+    # of a batch in parts all wait, and the newest is beside them
+    assert layers(Execution(4, 2)) == pytest.approx(13, abs=0.2)
     # half the momentum, and as floats of one layer
     assert layers(Execution(1, momentum_dtype="bfloat16")) == pytest.approx(11, abs=0.2)
     assert layers(Execution(1, momentum_dtype="bfloat16", release_gradients=True)) == pytest.approx(8, abs=0.2)

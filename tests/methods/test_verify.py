@@ -59,10 +59,12 @@ def test_a_method_that_adds_to_the_model(capsys: pytest.CaptureFixture[str]) -> 
 def test_a_false_claim_is_found_out() -> None:
     graph = graph_of("vgg")
     made = Small(graph, (0.5,))
-    need = memory(graph, graph.prefix(0.5), STEP).total
-    claim = Claim(need // 3, memory(graph, graph.full(), STEP).total // 2)
+    # large enough that what a process happens to have free of its own is no room for it
+    step = replace(STEP, batch_size=128)
+    need = memory(graph, graph.prefix(0.5), step).total
+    claim = Claim(need // 3, memory(graph, graph.full(), step).total // 2)
     request = {**request_of(graph, graph.inputs, "tests.networks:VggNet", None, None), "method": "small", "seed": 0}
-    tried = configurations(made, STEP, 3, claim)
+    tried = configurations(made, step, 3, claim)
     assert [one.step for one in tried] == [0, FULL]
     one, whole = trials_of(tried, claim, {**request, "options": {}}, "strata.methods.trials")
     assert one.predicted_bytes == one.measured_bytes == need

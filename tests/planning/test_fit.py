@@ -55,7 +55,7 @@ def test_the_rule() -> None:
 
 
 def fitted(budget: int | str, **options: object) -> Fit:
-    return strata.fit(tiny_graph(), budget, execution=STEP, rounds=20, calibrate=False, **options)  # type: ignore[arg-type]
+    return strata.fit(tiny_graph(), budget, **{"execution": STEP, "rounds": 20, "calibrate": False, **options})  # type: ignore[arg-type]
 
 
 def test_every_way_is_within_the_budget_and_costs_what_it_costs() -> None:
@@ -90,15 +90,17 @@ def test_json() -> None:
 
 
 def test_what_does_not_fit_names_the_settings_with_which_it_would() -> None:
-    """Those that `fit` does not choose by itself: mapped weights (slt freezes some), and momentum that is rounded."""
+    """Those that `fit` does not choose by itself: mapped weights (slt freezes some), and momentum that is rounded. Of
+    four samples, as batch norm leaves no smaller parts: in parts gradients go into momentum, if that is not rounded."""
+    step = Execution(4)
 
     def smallest(method: str, **changes: str) -> int:
-        execution = replace(STEP, **changes)  # type: ignore[arg-type]
+        execution = replace(step, **changes)  # type: ignore[arg-type]
         found = strata.fit(tiny_graph(), 100, execution=execution, rounds=20, calibrate=False, methods=[method])
         return found.ways[0].peak_bytes
 
     def said(method: str, budget: int) -> tuple[str, str]:
-        found = fitted(budget, methods=[method])
+        found = fitted(budget, methods=[method], execution=step)
         return found.ways[0].remedy, str(found)
 
     for method, changes in (("slt", {"frozen_weights": "mapped"}), ("fedavg", {"momentum_dtype": "bfloat16"})):
@@ -117,10 +119,10 @@ def test_what_does_not_fit_names_the_settings_with_which_it_would() -> None:
 def test_mapped_weights_have_a_column_of_their_own() -> None:
     whole = memory(tiny_graph(), tiny_graph().full(), STEP).total
     mapped = replace(STEP, frozen_weights="mapped")
-    found = strata.fit(tiny_graph(), whole // 4, execution=mapped, rounds=20, calibrate=False)
+    found = strata.fit(tiny_graph(), whole // 5, execution=mapped, rounds=20, calibrate=False)
     text = str(found)
     assert " mapped " in text.splitlines()[2] and "frozen weights mapped" not in text
-    assert " mapped " not in str(fitted(whole // 4))
+    assert " mapped " not in str(fitted(whole // 5))
     assert [one.execution.maps for one in found.ways if one.fits] == [
         bool(one.mapped_bytes) for one in found.ways if one.fits
     ]

@@ -14,8 +14,9 @@ from strata.data import AUGMENTATIONS
 from strata.data.augmentation import augment
 from strata.execution import Execution
 from strata.execution.mapped import MappedWeights, is_mapped
-from strata.execution.optimizers import LeanSGD
+from strata.execution.optimizers import LeanSGD, Summed
 from strata.graph import ChannelGraph
+from strata.graph.inputs import Input, InputSpec
 from strata.methods import SLT, FedAvg, FjORD, Phase, Small
 from strata.training import LocalTraining
 from strata.training.cohorts import cohorts
@@ -76,6 +77,10 @@ class Shared(nn.Module):
         return self.last(self.between(x * self.twice).tanh() * self.twice)
 
 
+def own_optimizer(parameters: list[nn.Parameter], lr: float) -> torch.optim.Optimizer:
+    return torch.optim.SGD(parameters, lr, momentum=0.9)
+
+
 def test_a_shared_parameter_takes_one_step_for_both_its_uses() -> None:
     torch.manual_seed(0)
     model = Shared()
@@ -97,10 +102,79 @@ def test_a_shared_parameter_takes_one_step_for_both_its_uses() -> None:
     assert all(p.grad is not None for p in small.parameters.values())
 
 
-def test_where_gradients_are_summed_they_cannot_be_released() -> None:
-    with pytest.raises(BadInput, match="summed over the parts of 4 of a batch of 8"):
-        LocalTraining(8, 4, release_gradients=True)
-    LocalTraining(8, 8, release_gradients=True)  # one part
+class Doubles(nn.Module):
+    """In float64, where rounding hides nothing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.norm, self.last = nn.Linear(6, 5), nn.LayerNorm(5), nn.Linear(5, 3)
+        self.double()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.norm(self.first(x)).tanh())
+
+
+@pytest.mark.parametrize("more", [{}, {"proximal": 0.1}, {"weight_decay": 0.02, "momentum": 0.5}], ids=str)
+@pytest.mark.parametrize("scaler", [None, 0.5])
+def test_gradients_of_parts_go_into_the_momentum_and_the_step_is_the_same(
+    more: dict[str, object], scaler: float | None
+) -> None:
+    torch.manual_seed(0)
+    model = Doubles()
+    graph = ChannelGraph(model, InputSpec((Input("x", (6,), torch.float64),)))
+    cut, workspace = graph.full(), workspace_of(graph)
+    x, y = torch.randn(14, 6, dtype=torch.float64), torch.randint(0, 3, (14,))
+    plain = replace(LocalTraining(5, weight_decay=0.01), **more)  # type: ignore[arg-type]
+    found = []
+    for settings in (plain, replace(plain, micro_batch=2, release_gradients=True)):
+        small = workspace.submodel(cut)
+        small.load(cut.extract(model.state_dict()))
+        trainer = Trainer(workspace, Phase(cut, scaler=scaler), settings, lr=0.1)
+        batches = zip(x.split(5), y.split(5), strict=True)  # 5, 5 and 4: in parts of 2, 2, 1 and 2, 2
+        losses = [trainer.step((own,), labels) for own, labels in batches]
+        found.append((losses, dict(zip(trainer.names, trainer.values(), strict=True))))
+        assert settings is plain or all(p.grad is None for p in small.parameters.values())
+    assert found[0][0] == pytest.approx(found[1][0], rel=1e-12)
+    for name, value in found[0][1].items():
+        torch.testing.assert_close(found[1][1][name], value, rtol=1e-12, atol=1e-14)
+        assert not torch.equal(value, model.state_dict()[name])
+
+
+def test_parts_summed_in_the_momentum_by_hand() -> None:
+    """w = 1, lr 1/4, momentum 1/2, decay 1/8; a batch of parts with gradients 2 and 3, then one with 1 alone."""
+    weight = nn.Parameter(torch.ones(1))
+    summed = Summed([weight], 0.25, 0.5, 0.125, [1.0])
+    for parts, velocity, after in (((2.0, 3.0), 5.125, 1 - 1.28125), ((1.0,), 2.5625 + 1 - 0.28125 / 8, None)):
+        with summed.releasing():
+            for gradient in parts:
+                (weight * gradient).sum().backward()
+                assert weight.grad is None
+        assert summed.state[weight]["momentum_buffer"].item() == velocity
+        assert weight.item() == (after if after is not None else -0.28125 - velocity / 4)
+
+
+def test_a_run_in_parts_released_learns_as_one_whose_gradients_wait() -> None:
+    method = FedAvg(tiny_graph())
+    (task,) = method.assign(0, [0])
+    waiting = replace(PLAIN, micro_batch=3, activation_checkpointing="auto")
+    one, other = (train(method, task, tiny_state(), replace(waiting, release_gradients=r)) for r in (False, True))
+    assert one.loss == pytest.approx(other.loss, rel=1e-5)
+    for name, value in one.tensors.items():
+        torch.testing.assert_close(other.tensors[name], value, rtol=1e-4, atol=1e-6)
+    assert other.peak_bytes < one.peak_bytes
+
+
+def test_where_gradients_are_summed_elsewhere_they_cannot_be_released() -> None:
+    others: tuple[dict[str, object], ...] = (
+        {"update_rule": "adamw"},
+        {"momentum": 0.0},
+        {"momentum_dtype": "bfloat16"},
+        {"optimizer": own_optimizer},
+    )
+    for other in others:
+        with pytest.raises(BadInput, match="parts of 4 of a batch of 8 can be released .* the momentum of sgd"):
+            LocalTraining(8, 4, release_gradients=True, **other)  # type: ignore[arg-type]
+        LocalTraining(8, 8, release_gradients=True, **other)  # type: ignore[arg-type]  # one part
     with pytest.raises(BadInput, match="clipping goes by all gradients together"):
         Execution(clip=1.0, release_gradients=True)
     method = FjORD(tiny_graph(), (0.5, 0.25))
