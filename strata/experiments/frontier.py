@@ -42,6 +42,7 @@ class Panel:
     # twice as many as the whole model. With as few as it has, they would be the whole model (tested).
     norm_samples: tuple[tuple[float, int], ...] = ()
     warmup: int = WARMUP  # rounds: without, lean ways lose their first ten (docs/fit.md)
+    plainly: float | None = None  # MiB, with which the whole model needs nothing lean: what there is to reach
 
     @property
     def title(self) -> str:
@@ -61,11 +62,17 @@ class Panel:
 
     def ways_at(self, budget: float) -> tuple[str, ...]:
         """Without FedRolex where the whole model fits: its window would be nearly all of it."""
+        if budget == self.plainly:
+            return (WHOLE,)
         fits = (budget, WHOLE) not in self.too_large
         return tuple(method for method in self.ways if not (fits and method == "fedrolex"))
 
+    @property
+    def all_budgets(self) -> tuple[float, ...]:
+        return self.budgets if self.plainly is None else (*self.budgets, self.plainly)
+
     def cells(self) -> dict[tuple[float, str], Cell]:
-        every = [(budget, method) for budget in self.budgets for method in self.ways_at(budget)]
+        every = [(budget, method) for budget in self.all_budgets for method in self.ways_at(budget)]
         return {one: self.cell(*one) for one in every if one not in self.too_large}
 
 
@@ -74,6 +81,7 @@ PANELS = (
         "resnet20",
         IID,
         (2.5, 4, 6.5, 10.6, 16),
+        plainly=52,
         too_large=((2.5, WHOLE), (4, WHOLE)),
         norm_samples=((6.5, 8), (10.6, 16), (16, 32)),
     ),
@@ -87,7 +95,17 @@ PANELS = (
         norm_samples=((6.5, 8),),
         warmup=0,
     ),
-    Panel("resnet18", IID, (48, 96), (WHOLE, "small", "slt"), too_large=((48, WHOLE), (48, "slt"), (96, WHOLE))),
+    *(
+        Panel(
+            model,
+            IID,
+            (48, 96),
+            (WHOLE, "small", "slt"),
+            plainly=257,
+            too_large=((48, WHOLE), (48, "slt"), (96, WHOLE)),
+        )
+        for model in ("resnet18", "resnet18_gn")
+    ),
 )
 
 
@@ -114,7 +132,7 @@ def _every_cell() -> list[tuple[At, Cell]]:
 
 def _table(panel: Panel, found: Found) -> Table:
     lines = []
-    for budget in panel.budgets:
+    for budget in panel.all_budgets:
         for method in panel.ways_at(budget):
             name = "whole model" if method == WHOLE else label(method)
             if (budget, method) in panel.too_large:
@@ -144,7 +162,8 @@ def _about() -> Sequence[str]:
         "samples at a time as it has: with as few, the widest of them would be the whole model.",
         f"The learning rate of every method warms up over {WARMUP} rounds, but in the table that says otherwise.",
         "Whole model: FedAvg. FedRolex trains the same width as the small model, and is left out where the whole model "
-        "fits: its window would be nearly all of it. With one kind of device HeteroFL is the small model.",
+        "fits: its window would be nearly all of it. With one kind of device HeteroFL is the small model. The largest "
+        "budget of a table is what the whole model takes plainly.",
     )
 
 

@@ -55,6 +55,7 @@ WRITERS = "user"
 _LABELS = {
     "cifar10": "CIFAR10", "cifar100": "CIFAR100", "femnist": "FEMNIST", "tinyimagenet": "TinyImageNet",
     "imagenet64": "ImageNet (64×64)", "resnet20": "ResNet20", "resnet44": "ResNet44", "resnet56": "ResNet56",
+    "resnet18": "ResNet18", "resnet18_gn": "ResNet18 with group norm",
     "densenet40": "DenseNet40", "banking77": "Banking77", "20newsgroups": "20 Newsgroups",
     "shakespeare": "Shakespeare", "minilm-l6": "MiniLM-L6",
     "dirichlet:0.1": "non-iid (Dirichlet 0.1)", "user": "by writer",
