@@ -163,7 +163,8 @@ def flags_for(execution: Execution) -> str:
 
 def _flags(values: Mapping[str, Any]) -> str:
     known = settings_of(Execution)
-    return " ".join(f"{known[name].option_of(name)} {value}" for name, value in values.items())
+    options = ((known[name].option_of(name), value) for name, value in values.items())
+    return " ".join(option if value is True else f"{option} {value}" for option, value in options)
 
 
 def _ways(

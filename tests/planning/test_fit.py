@@ -9,6 +9,7 @@ import pytest
 import strata
 from strata.core.errors import BadInput
 from strata.execution import Execution, flops, memory, traffic
+from strata.methods.fitting import flags_for
 from strata.planning.fit import Fit, Way, recommend, with_beaten
 from tests.methods.tiny import tiny_graph
 
@@ -52,6 +53,12 @@ def test_the_rule() -> None:
     assert "slows it" in recommend([few])[1] and "slows it" not in recommend([whole])[1]
     number, reason = recommend([replace(missing, short_bytes=80)])
     assert number is None and "smallest budget that would do is 90 bytes" in reason
+
+
+def test_settings_are_named_by_flags_that_can_be_pasted() -> None:
+    lean = Execution(16, 4, activation_checkpointing="auto", release_gradients=True)
+    assert flags_for(lean) == "with --micro-batch 4 --activation-checkpointing auto --release-gradients"
+    assert flags_for(Execution(16)) == "as it is"
 
 
 def fitted(budget: int | str, **options: object) -> Fit:

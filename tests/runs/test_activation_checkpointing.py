@@ -68,7 +68,7 @@ def test_a_budget_is_held_against_what_a_device_will_measure() -> None:
         return method.constraints[0]  # type: ignore[attr-defined, no-any-return]
 
     assert scale("fedavg", need, auto) == 1
-    with pytest.raises(Infeasible, match=f"needs {need} bytes with activation checkpointing auto.*, 1 more than"):
+    with pytest.raises(Infeasible, match=rf"\({need:,} bytes\) with activation checkpointing auto.*, 1 B more than"):
         scale("fedavg", need - 1, auto)
     with pytest.raises(Infeasible, match="no device can hold it"):
         scale("fedavg", need, training())
@@ -86,5 +86,5 @@ def test_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
         assert "auto or a number of segments from 2" in capsys.readouterr().err
     few = [*common, "--out", str(tmp_path / "b"), "--activation-checkpointing", "auto", "--budget", "64KiB"]
     assert main(few) == 3
-    assert "more than the largest budget of 65536" in capsys.readouterr().err
+    assert "more than the largest budget of 64.00 KiB" in capsys.readouterr().err
     assert not (tmp_path / "b").exists()
