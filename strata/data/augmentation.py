@@ -2,8 +2,9 @@
 
 cifar          pad by 4, random crop, horizontal flip
 pictures       the same with the padding in proportion (H / 8: 8 at 64x64)
-tinyimagenet   random resized crop (area 0.8 to 1, sides' ratio 3/4 to 4/3), horizontal and vertical flip
-imagenet64     the same, then a rotation by up to 10 degrees (what comes in from outside is black)
+tinyimagenet   random resized crop (area 0.8 to 1, square), then horizontal and vertical flip
+imagenet64     horizontal and vertical flip, a rotation by up to 10 degrees (what comes in from outside is black),
+               then a random resized crop (area 0.8 to 1, sides' ratio 0.9 to 1.1)
 femnist        random resized crop (area 0.8 to 1, sides' ratio 0.9 to 1.1), no flip
 none           nothing
 `-vflip` after cifar or pictures adds the vertical flip that the paper's text speaks of; its authors' code has none for
@@ -34,6 +35,9 @@ AUGMENTATIONS = (
     "femnist",
 )
 DEGREES = 10.0
+AREA = (0.8, 1.0)  # of the image, in resized crops
+SQUARE, NEARLY_SQUARE = (1.0, 1.0), (0.9, 1.1)  # their sides' ratios
+TRIES = 10  # for a window that lies within the image, as torchvision; at these sizes one in four does not
 
 
 Drawn = tuple[Tensor, ...]  # random numbers in the order of their use; the last dim counts the images
@@ -73,18 +77,14 @@ def augmented(images: Tensor, name: str, drawn: Drawn, mean: Sequence[float] = (
     if name == "none":
         return normalise(images, mean, std)
     if name == "femnist":
-        return scale_(window(images, drawn[0], ratio=(0.9, 1.1)).contiguous(), mean, std)
-    if name in ("tinyimagenet", "imagenet64"):
-        values = window(images, drawn[0])
-        for dim, flips in zip((3, 2), drawn[1:3], strict=True):
-            values = flip(values, dim, flips)
-        if name == "imagenet64":
-            values = turn(values, DEGREES, drawn[3])
+        return scale_(window(images, drawn[0], ratio=NEARLY_SQUARE).contiguous(), mean, std)
+    if name == "tinyimagenet":
+        values = _flipped(window(images, drawn[0], ratio=SQUARE), drawn[1:])
         return scale_(values.contiguous(), mean, std)
-    images = crop(images, _padding(images, name), drawn[0])
-    for dim, flips in zip((3, 2), drawn[1:], strict=False):
-        images = flip(images, dim, flips)
-    return normalise(images, mean, std)
+    if name == "imagenet64":
+        turned = turn(_flipped(images, drawn[1:3]).float(), DEGREES, drawn[3])
+        return scale_(window(turned, drawn[0], ratio=NEARLY_SQUARE).contiguous(), mean, std)
+    return normalise(_flipped(crop(images, _padding(images, name), drawn[0]), drawn[1:]), mean, std)
 
 
 def _padding(images: Tensor, name: str) -> int:
@@ -122,30 +122,45 @@ def flip(images: Tensor, dim: int, draws: Tensor) -> Tensor:
     return torch.where((draws < 0.5).view(-1, 1, 1, 1), images.flip(dim), images)
 
 
+def _flipped(images: Tensor, draws: Sequence[Tensor]) -> Tensor:
+    """From left to right, and where there are draws for it upside down."""
+    for dim, own in zip((3, 2), draws, strict=False):
+        images = flip(images, dim, own)
+    return images
+
+
 def random_flip(images: Tensor, dim: int, generator: Generator) -> Tensor:
     return flip(images, dim, draw_flips(len(images), generator))
 
 
 def draw_windows(batch: int, generator: Generator) -> Tensor:
-    return torch.rand((4, batch), generator=generator, dtype=torch.float64)
+    """Places down and across; then area and ratio, as often as they are tried."""
+    return torch.rand((2 + 2 * TRIES, batch), generator=generator, dtype=torch.float64)
+
+
+def window_sides(draws: Tensor, area: tuple[float, float], ratio: tuple[float, float]) -> tuple[Tensor, Tensor]:
+    """Height and width of each image's window, as shares of the image's: the first tried that lies within."""
+    tried = draws[2:].view(TRIES, 2, -1)
+    share = area[0] + (area[1] - area[0]) * tried[:, 0]
+    low, high = math.log(ratio[0]), math.log(ratio[1])
+    stretch = torch.exp(low + (high - low) * tried[:, 1])
+    sides = torch.stack([(share / stretch).sqrt(), (share * stretch).sqrt()])  # [2, TRIES, batch]
+    fits = (sides <= 1.0).all(dim=0)
+    fits[-1] = True  # clamped, if it has to be
+    first = fits.int().argmax(dim=0)
+    height, width = sides.clamp(max=1.0)[:, first, torch.arange(draws.shape[1])]
+    return height, width
 
 
 def window(
-    images: Tensor,
-    draws: Tensor,
-    area: tuple[float, float] = (0.8, 1.0),
-    ratio: tuple[float, float] = (3 / 4, 4 / 3),
+    images: Tensor, draws: Tensor, area: tuple[float, float] = AREA, ratio: tuple[float, float] = SQUARE
 ) -> Tensor:
     """A window of each image, enlarged to the full size (bilinear). float32 in 0 to 255."""
     batch, _, height, width = images.shape
-    share = area[0] + (area[1] - area[0]) * draws[0]
-    low, high = math.log(ratio[0]), math.log(ratio[1])
-    stretch = torch.exp(low + (high - low) * draws[1])
-    window_h = (share / stretch).sqrt().clamp(max=1.0)  # as shares of the full height and width
-    window_w = (share * stretch).sqrt().clamp(max=1.0)
+    window_h, window_w = window_sides(draws, area, ratio)
     # grid coordinates run from -1 to 1, so a window of share w may be centred anywhere within +-(1 - w)
-    centre_y = (2 * draws[2] - 1) * (1 - window_h)
-    centre_x = (2 * draws[3] - 1) * (1 - window_w)
+    centre_y = (2 * draws[0] - 1) * (1 - window_h)
+    centre_x = (2 * draws[1] - 1) * (1 - window_w)
     zero = torch.zeros(batch, dtype=torch.float64)
     theta = torch.stack([window_w, zero, centre_x, zero, window_h, centre_y], dim=1).view(batch, 2, 3).float()
     grid = F.affine_grid(theta, [batch, 1, height, width], align_corners=False)
@@ -158,8 +173,8 @@ def window(
 def resized_crop(
     images: Tensor,
     generator: Generator,
-    area: tuple[float, float] = (0.8, 1.0),
-    ratio: tuple[float, float] = (3 / 4, 4 / 3),
+    area: tuple[float, float] = AREA,
+    ratio: tuple[float, float] = SQUARE,
 ) -> Tensor:
     return window(images, draw_windows(len(images), generator), area, ratio)
 

@@ -8,7 +8,17 @@ from torch.nn import functional as F
 
 from strata.core.errors import BadInput
 from strata.data import AUGMENTATIONS, augment, normalise
-from strata.data.augmentation import random_crop, random_flip, random_rotation, resized_crop
+from strata.data.augmentation import (
+    TRIES,
+    augmented,
+    draw_windows,
+    random_crop,
+    random_flip,
+    random_rotation,
+    resized_crop,
+    turn,
+    window_sides,
+)
 from tests.data.published import noise
 
 
@@ -62,6 +72,43 @@ def test_resized_crop_is_a_window_enlarged():
     middle = crops[:, 0, 16, 15:17].mean(dim=1)
     assert (middle - 124).abs().max() <= 0.11 * 256 and middle.std() > 3
     assert torch.equal(crops[:, 0], crops[:, 2])
+
+
+@pytest.mark.parametrize("ratio", [(0.9, 1.1), (1.0, 1.0)])
+def test_windows_have_the_area_and_the_ratio_that_they_are_given(ratio, area=(0.8, 1.0)):
+    """What does not lie within the image is drawn again, not cut: no window is smaller than the smallest area."""
+    height, width = window_sides(draw_windows(2000, seeded()), area, ratio)
+    assert float(height.max()) <= 1 and float(width.max()) <= 1
+    assert area[0] - 1e-9 <= float((height * width).min()) and float((height * width).max()) <= area[1] + 1e-9
+    found = width / height
+    assert ratio[0] - 1e-9 <= float(found.min()) and float(found.max()) <= ratio[1] + 1e-9
+    if ratio == (0.9, 1.1):  # to both ends, however much of the image is taken
+        assert float(found.min()) < 0.91 and float(found.max()) > 1.09
+
+
+def test_tinyimagenets_windows_are_square_and_femnists_nearly():
+    """Across a ramp that falls to the right and one that falls down, the slopes are the window's sides."""
+    steps = (torch.arange(32) * 8).to(torch.uint8)
+    across, down = (steps.view(shape).expand(300, 3, 32, 32) for shape in ((1, 1, 1, 32), (1, 1, 32, 1)))
+    for name, most in (("tinyimagenet", 1.0), ("femnist", 1 / 0.9)):
+        width = (lambda values: values[:, 0, 16, 20] - values[:, 0, 16, 12])(augment(across, name, seeded())).abs()
+        height = (lambda values: values[:, 0, 20, 16] - values[:, 0, 12, 16])(augment(down, name, seeded())).abs()
+        ratio = torch.maximum(width / height, height / width)
+        assert most - 0.01 < float(ratio.max()) < most + 1e-3, name
+
+
+def test_imagenet64_is_cropped_after_it_is_turned():
+    """By 6 degrees about the centre the corners come from outside, and are black; a crop then takes them away."""
+    white = torch.full((1, 3, 64, 64), 255, dtype=torch.uint8)
+    middle, smallest = [0.5, 0.5], [0.0, 0.5]  # places; area and ratio of each try
+    drawn = (
+        torch.tensor([*middle, *smallest * TRIES], dtype=torch.float64).view(-1, 1),
+        torch.tensor([0.9]),
+        torch.tensor([0.9]),
+        torch.tensor([0.8], dtype=torch.float64),
+    )
+    assert float(turn(white.float(), 10.0, drawn[3])[0, 0, 0, 0]) == 0
+    assert float(augmented(white, "imagenet64", drawn).min()) > 0.99
 
 
 @pytest.mark.parametrize("name", AUGMENTATIONS)
