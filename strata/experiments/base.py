@@ -20,6 +20,10 @@ if TYPE_CHECKING:
     from strata.experiments.cells import Results
 
 
+# Their authors evaluate with static batch norm: statistics of all training images.
+STATIC_NORMS = ("heterofl", "fedrolex")
+
+
 @dataclass(frozen=True)
 class Asked:
     """What the user chooses about an experiment."""
@@ -64,6 +68,8 @@ class Asked:
             if key in own or not _looked_at(cell, key, value) or value == _default(cell, key):
                 continue
             added: dict[str, Any] = {key: value}
+            if value == "original" and cell.method in STATIC_NORMS:
+                added |= {"bn": "re-estimated", "bn_images": SETUPS[cell.data].samples}
             if value == "early-stopping":
                 added["patience"] = self.rounds(DEFAULT_PATIENCE)  # compressed with the rounds
             variant = "-".join(filter(None, [cell.variant, setting_name(key, value)]))

@@ -19,6 +19,7 @@ from strata.data.objectives import Classification
 from strata.engines.base import EngineFailed, Parts
 from strata.graph import ChannelGraph, Cut
 from strata.training import (
+    Calibration,
     Evaluation,
     LocalTraining,
     Update,
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
     from strata.methods import DeviceState, Task
 
 CLASSIFICATION = Classification()
+PLAIN_CALIBRATION = Calibration()
 UNITS_PER_JOB = {"re-estimated": 8, "batch": 1}  # batches of 64 or 1024 samples: jobs small enough to share evenly
 
 
@@ -88,7 +90,7 @@ class EvaluateJob:
     bn: str
     numbers: tuple[int, ...]
     seed: int
-    calibration: str = "train"  # whose samples batch norm's statistics come from: a part, or the devices'
+    calibration: Calibration = Calibration()
     fixed: tuple[str, ...] = ()  # batch norms whose statistics are the state's own, by their running means
     devices: ClassVar[int] = 0  # the server's own work has no limit
     weights: str = field(default_factory=lambda: secrets.token_hex(8))  # jobs that share it have the same weights
@@ -100,7 +102,7 @@ class FinishJob:
 
     cut: Cut
     seed: int
-    calibration: str = "train"
+    calibration: Calibration = Calibration()
     fixed: tuple[str, ...] = ()
     devices: ClassVar[int] = 0
     weights: str = field(default_factory=lambda: secrets.token_hex(8))  # as an EvaluateJob's
@@ -193,8 +195,9 @@ class DeviceProgram:
         return reestimated(self.workspace, job.cut, extracted, self._calibration(job), self.training, job.fixed)
 
     def _calibration(self, job: EvaluateJob | FinishJob) -> Samples:
-        source = self.train if job.calibration == "train" else self.parts[job.calibration]
-        return source.subset(calibration_indices(len(source), job.seed))
+        asked = job.calibration
+        source = self.train if asked.part == "train" else self.parts[asked.part]
+        return source.subset(calibration_indices(len(source), job.seed, asked.images))
 
 
 def cuts_of(job: TrainJob | CohortJob | EvaluateJob | FinishJob) -> tuple[Cut, ...]:
@@ -230,7 +233,7 @@ def evaluate(
     bn: str,
     round: int,
     seed: int,
-    calibration: str = "train",
+    calibration: Calibration = PLAIN_CALIBRATION,
     objective: Objective = CLASSIFICATION,
     fixed: Collection[str] = (),
     weights: str | None = None,
@@ -254,7 +257,7 @@ def final_state(
     state: Mapping[str, Tensor],
     cut: Cut,
     seed: int,
-    calibration: str = "train",
+    calibration: Calibration = PLAIN_CALIBRATION,
     fixed: Collection[str] = (),
     weights: str | None = None,
 ) -> dict[str, Tensor]:

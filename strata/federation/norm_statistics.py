@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from strata.core.errors import BadInput
 from strata.execution.norm_statistics import fixed_norms
 from strata.federation.jobs import StatisticsJob, results
+from strata.training import Calibration
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -38,7 +39,7 @@ class NormStatistics:
     graph: ChannelGraph
     training: LocalTraining
     seed: int
-    calibration: str = "train"  # whose samples they are measured on
+    calibration: Calibration = Calibration()  # what they are measured on
 
     def measured(self, state: FederationState, tasks: Sequence[Task], engine: Engine) -> FederationState:
         """The state with all statistics that these tasks need."""

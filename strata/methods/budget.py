@@ -41,7 +41,7 @@ class Budget:
     ceilings: Ceilings = Ceilings()
     pretrained: bool = False  # the model's weights are trained ones
     # what was found out so far, by graph: budgets that are made of this one share it
-    _choosers: dict[tuple[str, bool], Chooser] = field(default_factory=dict, repr=False, compare=False)
+    _choosers: dict[tuple[str, bool, bool], Chooser] = field(default_factory=dict, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if not self.lean and self.ceilings != Ceilings():
@@ -55,14 +55,19 @@ class Budget:
     def with_execution(self, execution: Execution) -> Budget:
         return replace(self, execution=execution, _choosers={})
 
+    @property
+    def gradients_wait(self) -> bool:
+        """For each other: nested levels of a device (FjORD) share them, the authors' variants clip them together."""
+        return len(self.sizes) > 1 or self.options.get("variant") == "original"
+
     def chooser(self, graph: ChannelGraph) -> Chooser:
         """Which executions there are, and what each takes."""
-        key = (graph.hash, self.lean)
+        key = (graph.hash, self.lean, self.gradients_wait)
         if key not in self._choosers:
             executions = (
                 candidates(graph, self.execution, self.ceilings.norm_samples) if self.lean else (self.execution,)
             )
-            if len(self.sizes) > 1:  # nested levels of a device (FjORD) share gradients, which then cannot be released
+            if self.gradients_wait:
                 executions = tuple(one for one in executions if not one.release_gradients or one == self.execution)
             accounting = self.accounting or ("paper" if self.constraints else "peak")
             self._choosers[key] = Chooser(graph, executions, accounting, self.ceilings)

@@ -22,6 +22,7 @@ from strata.methods.base import Phase
 from strata.models.loading import check_float32
 from strata.runs.config import RunOptions
 from strata.training import LocalTraining, Workspace
+from strata.training.phases import settings_of
 
 
 def check_fit(method: Method, model: nn.Module, data: FederatedData) -> None:
@@ -87,6 +88,13 @@ def check_hooks(method: Method, options: RunOptions) -> None:
         raise BadInput(
             f"{method.name} aggregates in its own way: leave out the aggregation, the weights and differential privacy"
         )
+
+
+def check_phases(method: Method, training: LocalTraining) -> None:
+    """What devices would refuse, each by itself and in every round."""
+    for task in method.assign(0, range(min(method.period or 1, MOST_DEVICES))):
+        for phase in task.phases:
+            settings_of(phase, training, task.round)
 
 
 def check_planned(method: Method | str | type[Method], training: LocalTraining) -> None:

@@ -446,6 +446,15 @@ class Evaluations(Component):
         choices=("re-estimated", "batch"),
         refusal="bn is one of re-estimated, batch, not {}",
     )
+    bn_images: int = setting(
+        512,
+        "training images that re-estimated statistics are measured on; more than there are: all of them",
+        metavar="N",
+        whole=True,
+        least=1,
+        refusal="statistics of batch norm are measured on 1 or more images, not {}",
+        since=2,
+    )
     validation: float = setting(
         0.0,
         "of the training data, held out: for early stopping, and for batch norm under differential privacy",

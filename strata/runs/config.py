@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from strata.federation.privacy import Privacy
     from strata.federation.robust import Robust
     from strata.federation.simulated_fleet import SimulatedFleet
+    from strata.training import Calibration
 
 FORMAT = 2  # of config.json; 1 had no number, and neither robust aggregation, privacy nor recomputation
 ADAM_LR = 0.001
@@ -108,9 +109,12 @@ class RunOptions(Tree):
         return self.privacy.of(self.fleet.devices)
 
     @property
-    def calibration(self) -> str:
-        """Whose samples batch norm's statistics come from. Under differential privacy not the devices'."""
-        return "validation" if self.private and self.evaluation.validation else "train"
+    def calibration(self) -> Calibration:
+        """What batch norm's statistics are measured on. Under differential privacy not the devices' samples."""
+        from strata.training.statistics import Calibration
+
+        part = "validation" if self.private and self.evaluation.validation else "train"
+        return Calibration(part, self.evaluation.bn_images)
 
     def simulated_fleet(self) -> SimulatedFleet:
         from strata.federation.simulated_fleet import SimulatedFleet, parse_stragglers

@@ -46,6 +46,7 @@ from strata.runs.checks import (
     check_fit,
     check_hooks,
     check_last,
+    check_phases,
     check_planned,
     check_privacy,
     check_renumbering,
@@ -248,6 +249,7 @@ def carry_out(
     check_fit(method, model, data)
     check_last(method, options.course.rounds)
     check_hooks(method, options)
+    check_phases(method, replace(training, objective=data.objective))
     check_norms(method, training, options.course.rounds, type(plain).__name__)
     held: Samples | None = None
     if options.evaluation.validation:

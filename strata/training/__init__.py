@@ -6,13 +6,14 @@ from strata.training.loop import Update, train_device
 from strata.training.memory import peak_bytes
 from strata.training.schedule import cosine, rate
 from strata.training.settings import LocalTraining, cross_entropy
-from strata.training.statistics import calibration_indices, plain_state, reestimated
+from strata.training.statistics import Calibration, calibration_indices, plain_state, reestimated
 from strata.training.workspace import Workspace
 
 __all__ = [
     "BN_MODES",
     "COHORT",
     "WIDEST",
+    "Calibration",
     "EvaluatedBatch",
     "Evaluation",
     "LocalTraining",

@@ -5,9 +5,11 @@ from __future__ import annotations
 from dataclasses import fields, replace
 from typing import TYPE_CHECKING
 
-from strata.data.objectives import MaskedClassification
+from strata.core.errors import BadInput
+from strata.data.objectives import Classification, MaskedClassification
 from strata.execution import Execution
 from strata.methods.base import Phase
+from strata.training.settings import cross_entropy
 
 if TYPE_CHECKING:
     from strata.training.settings import LocalTraining
@@ -21,9 +23,19 @@ def settings_of(phase: Phase, settings: LocalTraining, round: int) -> LocalTrain
     if phase.objective is not None:
         settings = replace(settings, objective=phase.objective, loss=None)
     if phase.masked:
+        if settings.loss not in (None, cross_entropy) or type(settings.objective) is not Classification:
+            raise BadInput(
+                "the variant original masks classes in its own cross-entropy: leave out the variant, or the loss or "
+                "objective of your own"
+            )
         settings = replace(settings, objective=MaskedClassification(), loss=None)
     if phase.clip is not None:
         settings = replace(settings, clip=phase.clip)
+    if phase.levels and settings.release_gradients:
+        raise BadInput(
+            "gradients cannot be released as they are made where mini-batches train levels of one network: "
+            "leave out release_gradients"
+        )
     return settings.in_round(round)
 
 

@@ -6,6 +6,7 @@ Dropout stays off in all of this: the network runs in eval mode, and only its ba
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -25,6 +26,14 @@ CALIBRATION_IMAGES = 512
 CALIBRATION_BATCH = 256
 
 BATCH_NORMS = (torch.ops.aten.batch_norm.default, torch.batch_norm)  # in submodels; in plain modules
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """What evaluation measures batch norm's statistics on: some of a part's samples, or of the devices' (train)."""
+
+    part: str = "train"
+    images: int = CALIBRATION_IMAGES
 
 
 class BatchStatistics(TorchFunctionMode):

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from strata.core.errors import BadInput
 from strata.execution.measured import standing_tensors
 from strata.execution.optimizers import Optimizer, Releasing, new_releasing
 from strata.training.settings import LocalTraining
@@ -57,11 +56,6 @@ class Trainer:
         self.received = dict(starts) if settings.proximal else {}
         self.optimizer: Optimizer | Releasing
         if settings.release_gradients:
-            if phase.levels:
-                raise BadInput(
-                    "gradients cannot be released as they are made where mini-batches train levels of one network: "
-                    "leave out release_gradients"
-                )
             self.optimizer = new_releasing(
                 settings,
                 self.parameters,

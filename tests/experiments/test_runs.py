@@ -166,6 +166,10 @@ def test_rivals_as_their_authors_train() -> None:
     names = cells("table-heterogeneous", settings=(("variant", "original"),))
     changed = {name.split("/")[-1] for name in names if name not in cells("table-heterogeneous")}
     assert changed == {"fedrolex-original", "heterofl-original", "fjord-original"}, "FD has other variants"
+    for run in experiment("table-heterogeneous", Asked(0.2, 1, settings=(("variant", "original"),))).runs:
+        static = run.cell.variant == "original" and run.cell.method in ("heterofl", "fedrolex")
+        assert run.request.bn == ("re-estimated" if static else "batch")
+        assert not static or run.request.bn_images == SETUPS[run.cell.data].samples  # all there are
 
 
 @pytest.mark.parametrize(

@@ -16,12 +16,14 @@ import strata
 from strata.core.errors import BadInput
 from strata.data import FederatedData, ImageSet, Regression, Samples
 from strata.data.objectives import MaskedClassification
+from strata.execution import Execution, memory
 from strata.federation.aggregation import ServerOptimizer
 from strata.federation.jobs import TrainJob
 from strata.fleet.server.engine import _only_phase
 from strata.graph import ChannelGraph, Cut
 from strata.methods import FD, SLT, FedRolex, FjORD, HeteroFL, Method, Phase, Task
 from strata.methods.aggregate import ClassRows, MeanOverAll
+from strata.methods.choice import method_named
 from strata.runs.session import flops_of_tasks
 from strata.training import LocalTraining, train_device
 from tests.federation.fakes import RowCut
@@ -223,3 +225,54 @@ def test_whole_runs(name: str, tmp_path: Path) -> None:
 def test_fd_has_variants_of_its_own() -> None:
     with pytest.raises(BadInput, match="the variant of fd must be one of device, shared, pool, not 'original'"):
         FD(tiny_graph(), constraints=(0.5,), variant="original")
+
+
+def test_what_every_device_would_refuse_is_refused_before_the_run(tmp_path: Path) -> None:
+    data = FederatedData(images(48), images(12), "some", 3)
+
+    def refused(method: Method, says: str, training: LocalTraining) -> None:
+        with pytest.raises(BadInput, match=says):
+            strata.run(tiny_net(), data, method, rounds=1, devices=4, per_round=2, workers=0, out=tmp_path / "no",
+                       training=training, progress=False)  # fmt: skip
+        assert not (tmp_path / "no").exists()
+
+    graph, released = tiny_graph(), LocalTraining(4, release_gradients=True)
+    original = HeteroFL(graph, constraints=(0.5, 1.0), variant="original")
+    refused(original, "clipping goes by all gradients together", released)
+    refused(FjORD(graph, constraints=(0.5, 1.0)), "where mini-batches train levels of one network", released)
+    own = LocalTraining(4, loss=functional.cross_entropy)
+    refused(original, "leave out the variant, or the loss", own)
+
+
+def test_lean_execution_of_an_authors_variant_keeps_gradients_for_clipping() -> None:
+    graph = tiny_graph()
+    size = memory(graph, graph.full(), Execution(16, 4, activation_checkpointing="auto")).total
+    made = [
+        method_named("heterofl", graph, budgets=[size], execution=Execution(16), lean=True, **options)
+        for options in ({}, {"variant": "original"})
+    ]
+    plainly, clipped = (one.assign(0, [0])[0].phases[0].execution for one in made)
+    assert plainly is not None and clipped is not None and not clipped.release_gradients
+
+
+def test_statistics_come_from_as_many_images_as_asked(tmp_path: Path) -> None:
+    """`bn_images`: of all 48, they are those of one pass over the training data in batches of 256."""
+    data, found = FederatedData(images(48), images(12), "some", 3), []
+    for number in (6, 48, 500):
+        result = strata.run(
+            tiny_net(), data, FedRolex(tiny_graph(), constraints=(1.0,)), rounds=1, devices=4, per_round=2, workers=0,
+            out=tmp_path / str(number), progress=False, bn_images=number, training=LocalTraining(4),
+        )  # fmt: skip
+        found.append(result.state_dict())
+    buffers = [name for name in found[0] if name.endswith("running_mean")]
+    assert any(not torch.equal(found[0][name], found[1][name]) for name in buffers)
+    first = next(iter(buffers))
+    assert torch.allclose(found[1][first], found[2][first], atol=1e-6)
+    net = tiny_net()
+    net.load_state_dict(found[1])
+    before: list[Tensor] = []
+    norm = net.get_submodule(first.removesuffix(".running_mean"))
+    norm.register_forward_pre_hook(lambda module, inputs: before.append(inputs[0]))
+    with torch.no_grad():
+        net.eval()(next(iter(images(48).inputs.values())).float() / 255)
+    assert torch.allclose(before[0].mean((0, 2, 3)), found[1][first], atol=1e-4)

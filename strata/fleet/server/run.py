@@ -49,6 +49,7 @@ from strata.runs.launch import (
 from strata.runs.running import Prepared
 from strata.runs.workers import make_engine
 from strata.training import Workspace
+from strata.training.statistics import CALIBRATION_IMAGES
 
 if TYPE_CHECKING:
     from flwr.serverapp import Grid
@@ -112,6 +113,11 @@ def run_on_fleet(grid: Grid, settings: RunSettings, told: Told | None = None) ->
         raise BadInput(f"this run is evaluated by the {saved['evaluation']}: resume it with the same --evaluation")
     if terms.evaluation == "devices" and config.evaluation.validation:
         raise BadInput("devices hold out data for evaluation themselves: give no --validation with it")
+    if terms.evaluation == "devices" and config.evaluation.bn_images != CALIBRATION_IMAGES:
+        raise BadInput(
+            f"devices measure batch norm's statistics on {CALIBRATION_IMAGES} of their own images each: give no "
+            "--bn-images with it"
+        )
     if private:
         _check_privacy(config, terms)
     if terms.secure_aggregation:
