@@ -69,6 +69,17 @@ class CellResult:
         return _joined(read_object(folder / "plan.json").get("accounting", "-") for folder in self.folders)
 
     @cached_property
+    def origins(self) -> set[tuple[str, bool]]:
+        """Of each run: what it was trained on, by name and digest, and whether its network began with the weights of
+        before 0.2, whose config.json had no format number."""
+        found = set()
+        for folder in self.folders:
+            config = read_object(folder / "config.json")
+            data = mapping(mapping(config.get("settings")).get("data"))
+            found.add((f"{data.get('name', self.cell.data)} {data.get('sha256', '')}".strip(), "format" not in config))
+        return found
+
+    @cached_property
     def request(self) -> Mapping[str, Any]:
         """What the first seed's run was asked for."""
         return mapping(read_object(self.folders[0] / "config.json").get("request"))

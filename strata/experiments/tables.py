@@ -211,6 +211,19 @@ def record(cell: Cell, result: CellResult | None) -> dict[str, Any]:
     }
 
 
+def _origins(every: Sequence[CellResult]) -> str:
+    """What the runs were trained on, and which of them began with other weights than today's."""
+    origins = {origin for result in every for origin in result.origins}
+    if not origins:
+        return ""
+    data = f" Data, with the `data.sha256` of config.json: {', '.join(sorted({name for name, _ in origins}))}."
+    old = {before for _, before in origins}
+    if True not in old:
+        return data
+    which = "These runs" if False not in old else "Some of these runs"
+    return f"{data} {which} are from before 0.2: their networks began with `kaiming_normal_`'s weights, not torch's."
+
+
 def notes(found: Iterable[dict[str, CellResult]]) -> list[str]:
     """What every table says below itself."""
     every = [result for ours in found for result in ours.values()]
@@ -220,8 +233,8 @@ def notes(found: Iterable[dict[str, CellResult]]) -> list[str]:
     return [
         f"Batch norm in evaluation: {', '.join(modes) or no_mode}. "
         f"Accounting of SLT's plans: {', '.join(accountings) or 'no SLT run is finished'}. "
-        "± is the sample standard deviation over seeds; a single seed has none.",
-        "Ranking: ✓ every pair of methods that ran is in the paper's order; ✗ with the pairs that "
+        f"± is the sample standard deviation over seeds; a single seed has none.{_origins(every)}",
+        "Ranking: ✓ every pair of methods that ran is in the paper's order, but for ties; ✗ with the pairs that "
         "are not, as they came out here; = the two tie: they differ by no more than our own noise (root of the sum of "
         "squares of both deviations over seeds; of a single seed, over its last 5 evaluations); ° the published means "
         "of that pair differ by less than their standard deviations; – nothing to compare. Accuracy of another number "

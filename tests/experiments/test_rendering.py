@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import json
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from strata.experiments import Asked, Cell, Results, experiment, steps
 from strata.experiments.published import content
 from strata.results.curves import cost_to_reach, highest_so_far, mean_cost_to_reach, over_rounds
 from strata.results.tables import Table, escape, latex
-from tests.experiments.fabricated import fabricate
+from tests.experiments.fabricated import fabricate, write
 
 
 def cell(method: str, level: float = 0.125, **more: object) -> Cell:
@@ -32,6 +33,20 @@ def rendered(name: str, root: Path, out: Path, asked: Asked | None = None) -> tu
 def row(text: str, start: str) -> list[str]:
     line = next(line for line in text.splitlines() if line.startswith(f"| {start} |"))
     return [part.strip() for part in line.strip("|").split("|")]
+
+
+def test_tables_say_what_their_runs_were_trained_on_and_how_they_began(tmp_path: Path) -> None:
+    folders = [fabricate(tmp_path / "runs", cell(method), 2, 0, [0.05, 0.5]) for method in ("slt", "small")]
+    text, _, _ = rendered("table-iid", tmp_path / "runs", tmp_path / "old")
+    assert "cifar10. These runs are from before 0.2: their networks began with `kaiming_normal_`'s" in text
+    for number, folder in enumerate(folders):
+        config = json.loads((folder / "config.json").read_text())
+        write(
+            folder / "config.json", {**config, "format": 2, "settings": {"data": {"name": "cifar10", "sha256": "4466"}}}
+        )
+        text, _, _ = rendered("table-iid", tmp_path / "runs", tmp_path / "new")
+        assert "`data.sha256` of config.json: cifar10" in text and "cifar10 4466." in text
+        assert ("Some of these runs are from before 0.2" in text) == (number == 0)
 
 
 def test_mean_std_published_value_and_ranking(tmp_path: Path) -> None:
