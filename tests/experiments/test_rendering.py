@@ -41,10 +41,9 @@ def test_tables_say_what_their_runs_were_trained_on_and_how_they_began(tmp_path:
     assert "cifar10. These runs are from before 0.2: their networks began with `kaiming_normal_`'s" in text
     for number, folder in enumerate(folders):
         config = json.loads((folder / "config.json").read_text())
-        write(
-            folder / "config.json", {**config, "format": 2, "settings": {"data": {"name": "cifar10", "sha256": "4466"}}}
-        )
-        text, _, _ = rendered("table-iid", tmp_path / "runs", tmp_path / "new")
+        known = {"data": {"name": "cifar10", "sha256": "4466"}}
+        write(folder / "config.json", {**config, "format": 2, "settings": known})
+        text, _, _ = rendered("table-iid", tmp_path / "runs", tmp_path / str(number))
         assert "`data.sha256` of config.json: cifar10" in text and "cifar10 4466." in text
         assert ("Some of these runs are from before 0.2" in text) == (number == 0)
 
