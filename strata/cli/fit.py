@@ -158,6 +158,8 @@ def command_of(config: RunConfig, way: Way) -> str:
 def asked_of(config: RunConfig, way: Way) -> RunConfig:
     """The settings for this way: not every one runs frozen layers twice."""
     kept: dict[str, Any] = {} if way.execution.caches else {"cache_prefix": None}
+    if way.norm_samples is not None:
+        kept["norm_samples"] = way.norm_samples
     return config.changed(method=way.method, **kept)
 
 

@@ -114,6 +114,11 @@ class Method(ABC):
         return made
 
     @classmethod
+    def gradients_wait(cls, budget: Budget) -> bool:
+        """Whether a step needs all gradients of its devices at the same time, so that none can be released."""
+        return False
+
+    @classmethod
     def made(cls, graph: ChannelGraph, seed: int, constraints: tuple[float, ...], options: Mapping[str, Any]) -> Self:
         """Not every method draws from a seed or scales width: it gets what it has fields for, and all the options."""
         known = {one.name for one in fields(cls) if one.init}
@@ -147,6 +152,7 @@ class Method(ABC):
 
     def executed(self, budget: Budget) -> Self:
         """With the cheapest execution that suits each level's bytes, where the budget leaves that open."""
+        budget = budget.of(type(self))
         return replace(self, executions=budget.executions_for(self)) if budget.lean else self
 
     # --- what devices do ---------------------------------------------------------------------------------------
@@ -267,6 +273,7 @@ class Levels(Method):
     @classmethod
     def from_budget(cls, graph: ChannelGraph, budget: Budget) -> Self:
         """Of each level the widest model that trains within its bytes."""
+        budget = budget.of(cls)
         found: dict[int, float] = {}
         beside = 0
         for size in sorted(set(budget.sizes)):

@@ -40,6 +40,7 @@ class Budget:
     lean: bool = False
     ceilings: Ceilings = Ceilings()
     pretrained: bool = False  # the model's weights are trained ones
+    gradients_wait: bool = False  # for each other: none may be released as it is made
     # what was found out so far, by graph: budgets that are made of this one share it
     _choosers: dict[tuple[str, bool, bool], Chooser] = field(default_factory=dict, repr=False, compare=False)
 
@@ -55,10 +56,9 @@ class Budget:
     def with_execution(self, execution: Execution) -> Budget:
         return replace(self, execution=execution, _choosers={})
 
-    @property
-    def gradients_wait(self) -> bool:
-        """For each other: nested levels of a device (FjORD) share them, the authors' variants clip them together."""
-        return len(self.sizes) > 1 or self.options.get("variant") == "original"
+    def of(self, method: type[Method]) -> Budget:
+        """The same for devices that train by this method."""
+        return replace(self, gradients_wait=method.gradients_wait(self))
 
     def chooser(self, graph: ChannelGraph) -> Chooser:
         """Which executions there are, and what each takes."""

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from strata.graph import Cut
     from strata.methods.aggregate import Aggregate
+    from strata.methods.budget import Budget
 
 
 @dataclass(frozen=True)
@@ -37,6 +38,11 @@ class FedRolex(Levels):
         options={"variant": original_variant("masked classes, clipped gradients, scaler")},
     )
     variant: str | None = field(default=None, metadata={"since": 2})
+
+    @classmethod
+    def gradients_wait(cls, budget: Budget) -> bool:
+        """Clipping goes by all of them."""
+        return budget.options.get("variant") is not None
 
     def cut_for(self, round: int, device: int) -> Cut:
         return self.graph.rolling(self.scale(device), round)

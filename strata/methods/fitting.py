@@ -28,7 +28,7 @@ from strata.models.loading import check_float32
 from strata.planning.choosing import Ceilings
 from strata.planning.device_time import SAMPLES, Speed
 from strata.planning.executions import LEVERS, is_normed
-from strata.planning.fit import Fit, Way, recommend, with_beaten
+from strata.planning.fit import AtLevel, Fit, Way, enough_samples, recommend, with_beaten
 
 if TYPE_CHECKING:
     from torch import nn
@@ -85,6 +85,9 @@ def fit(
         raise BadInput("give at least one budget in bytes, such as '24 MiB'")
     if (gflops is None) != (mbit is None):
         raise BadInput("hours of a device need both of its speeds: give gflops, such as 2, and mbit, such as 5")
+    at_least_one(rounds, "rounds")
+    if per_round > devices:
+        raise BadInput(f"{per_round} devices per round cannot be chosen from {devices} devices: ask fewer")
     if max_flops is not None and not max_flops > 0:
         raise BadInput(f"max_flops is a multiple of plain training's FLOPs above 0, such as 2, not {max_flops}")
     fewest = None if norm_samples is None else at_least_one(norm_samples, "norm_samples")
@@ -102,6 +105,7 @@ def fit(
     costs = _Costs(graph, execution, rounds, devices, per_round, samples, epochs)
     plain = model if plain is None and not isinstance(model, ChannelGraph) else plain
     ways = [_remedied(way, graph, asked, plain) for way in _ways(graph, asked, costs, methods, say, plain)]
+    ways += _with_more_samples(ways, graph, asked, costs, methods, say, plain)
     speed = None if gflops is None or mbit is None else Speed(gflops, mbit)
     seconds, time_on = _timing(graph, execution, speed, calibrate, per_round, say)
     timed = (
@@ -128,6 +132,28 @@ def fit(
         samples=samples,
         per_round=per_round,
     )
+
+
+def _with_more_samples(
+    ways: Sequence[Way],
+    graph: ChannelGraph,
+    asked: Budget,
+    costs: _Costs,
+    methods: Sequence[str] | None,
+    say: Say,
+    model: nn.Module | None,
+) -> list[Way]:
+    """Where the whole model fits only in parts too small for batch norm, what others are with twice as many samples:
+    with as few, the widest of them would be the whole model."""
+    whole = next((way for way in ways if way.method == FedAvg.name and way.fits), None)
+    if whole is None or enough_samples(whole) or asked.ceilings.norm_samples is not None:
+        return []
+    samples = 2 * min([whole.execution.at_once, *(level.execution.at_once for level in whole.levels)])
+    held = replace(asked, ceilings=replace(asked.ceilings, norm_samples=samples), _choosers={})
+    there = {way.method for way in ways if way.fits}
+    others = [name for name in methods or _suitable(asked.pretrained) if name not in there]
+    found = _ways(graph, held, costs, others, say, model)
+    return [replace(way, norm_samples=samples) for way in found if way.fits]
 
 
 def recommended(graph: ChannelGraph, budget: Budget) -> Way:
@@ -233,7 +259,7 @@ def _way(name: str, graph: ChannelGraph, budget: Budget, costs: _Costs) -> Way |
         return _way(name, graph, budget.with_execution(replace(budget.execution, cache_prefix=None)), costs.plainly())
     if not isinstance(made, FedAvg) and all(task.cut == graph.full() for task, _, _ in tasks):
         return None  # the whole model under another name
-    train, up, down = costs.totals(tasks)
+    train, simulated, up, down = costs.totals(tasks)
     mapped = costs.mapped(tasks)
     return Way(
         name,
@@ -244,16 +270,18 @@ def _way(name: str, graph: ChannelGraph, budget: Budget, costs: _Costs) -> Way |
         mapped_bytes=mapped,
         trained_share=costs.trained_share(made, tasks),
         train_flops=train,
+        simulated_flops=simulated,
         upload_bytes=up,
         download_bytes=down,
         normed=normed,
         everywhere=all(map(made.can_train, range(len(budget.sizes)))),
+        levels=costs.levels(made, tasks, budget) if len(budget.sizes) > 1 else (),
     )
 
 
 def _short(name: str, graph: ChannelGraph, budget: Budget, error: Infeasible) -> Way:
     """What it would need at the least: of the whole model, of a plan's smallest budget, or of the narrowest model."""
-    chooser = budget.chooser(graph)
+    chooser = budget.of(method_class(name)).chooser(graph)
     remedies = getattr(error, "remedies", None)
     if isinstance(error, TooLittle):
         need, what, execution = error.need, error.what, chooser.executions[-1]
@@ -265,7 +293,8 @@ def _short(name: str, graph: ChannelGraph, budget: Budget, error: Infeasible) ->
         execution = min(chooser.executions, key=lambda one: chooser.memory(cut, one).total)
         need, what = chooser.memory(cut, execution).total, "the whole model" if width == 1 else "one channel per layer"
     short = max(0, need - min(budget.sizes))
-    return Way(name, what, execution, False, need, short, normed=is_normed(graph, budget.execution))
+    ceiling = "" if short else str(budget.ceilings)  # it would fit, but costs more than is allowed
+    return Way(name, what, execution, False, need, short, ceiling=ceiling, normed=is_normed(graph, budget.execution))
 
 
 def _remedied(way: Way, graph: ChannelGraph, budget: Budget, model: nn.Module | None) -> Way:
@@ -276,14 +305,13 @@ def _remedied(way: Way, graph: ChannelGraph, budget: Budget, model: nn.Module | 
     method, execution = method_class(way.method), budget.execution
     own = _own_graph(method, graph, model)
     mapped: dict[str, Any] = {"frozen_weights": "mapped"}
-    rounded: dict[str, Any] = {"momentum_dtype": "bfloat16"} if execution.momentum and not execution.is_adam else {}
+    rounded: dict[str, Any] = {"momentum_dtype": "bfloat16"}
     for changes in (mapped, rounded, mapped | rounded):
-        looser = replace(execution, **changes)
-        if own is None or looser == execution:
-            continue
-        tried = budget.with_execution(looser)
         try:
-            method.from_budget(own, tried)
+            looser = replace(execution, **changes)  # not by every optimizer
+            if own is None or looser == execution:
+                continue
+            method.from_budget(own, budget.with_execution(looser))
         except (Infeasible, BadInput):
             continue
         return replace(way, remedy=_flags(changes))
@@ -342,7 +370,9 @@ class _Costs:
         steps: dict[int, list[int]] = {}
         for round in range(self.rounds):
             steps.setdefault(self._step(method, round), []).append(round)
-        levels = max(1, min(method.period or 1, self.devices))
+        # fd draws for each device, but within its level
+        period = method.period or (len(method.constraints) if isinstance(method, Levels) else 1)
+        levels = max(1, min(period, self.devices))
         for rounds in steps.values():
             chosen = rounds[:: -(-len(rounds) // SAMPLED)]
             tasks = [task for round in chosen for task in method.assign(round, range(levels))]
@@ -355,18 +385,19 @@ class _Costs:
         # early stopping decides it in training: all of it at the last step is the most that it costs
         return len(plan.steps) - 1 if plan is not None and plan.schedule == "early-stopping" else method.step(round)
 
-    def totals(self, tasks: Sequence[Sampled]) -> tuple[int, int, int]:
-        """FLOPs, bytes up, bytes down."""
-        train = up = down = 0.0
+    def totals(self, tasks: Sequence[Sampled]) -> tuple[int, int, int, int]:
+        """FLOPs of devices, the same without what a simulation does not compute again, bytes up, bytes down."""
+        train = simulated = up = down = 0.0
         for task, rounds, count in tasks:
             trained, frozen = self._bytes(task)
             # frozen layers come down once in a step to every device that is asked in it
             asked = rounds * self.per_round
             first = self.devices * (1 - (1 - self.per_round / self.devices) ** rounds) / asked
             train += count * self.samples * sum(map(self._flops_of, task.phases))
+            simulated += count * self.samples * sum(map(self._flops_of, map(self._once, task.phases)))
             up += count * trained
             down += count * (trained + frozen * min(1.0, first))
-        return round(train), round(up), round(down)
+        return round(train), round(simulated), round(up), round(down)
 
     def peak(self, method: Method, tasks: Sequence[Sampled], budget: Budget) -> int:
         found = [one.total for one in self._memories(tasks)]
@@ -374,6 +405,21 @@ class _Costs:
             levels = [level for level in range(len(method.constraints)) if method.can_train(level)]
             found += [self._of_level(method, level, budget) for level in levels]
         return max(found, default=0)
+
+    def levels(self, method: Method, tasks: Sequence[Sampled], budget: Budget) -> tuple[AtLevel, ...]:
+        """Of each that takes part, the smallest budget first."""
+        own: dict[int, list[Sampled]] = {}
+        for one in tasks:
+            own.setdefault(one[0].device % len(budget.sizes), []).append(one)
+        return tuple(
+            AtLevel(
+                self._of_level(method, level, budget)
+                if isinstance(method, Levels)
+                else max(one.total for one in self._memories(own[level])),
+                self.execution_of(own[level]),
+            )
+            for level in sorted(own, key=lambda level: budget.sizes[level])
+        )
 
     def _of_level(self, method: Levels, level: int, budget: Budget) -> int:
         own = (method.executions[level] if method.executions else None) or self.execution
@@ -407,6 +453,10 @@ class _Costs:
             self._memory[key] = memory(self.graph, phase.cut, phase.execution or self.execution)
         return self._memory[key]
 
+    def _once(self, phase: Phase) -> Phase:
+        """Without recomputation."""
+        return replace(phase, execution=replace(phase.execution or self.execution, activation_checkpointing=None))
+
     def _flops_of(self, phase: Phase) -> float:
         levels = phase.levels or (phase.cut,)
         for cut in levels:
@@ -438,7 +488,8 @@ def _timing(
     say("timing a few steps of the whole model")
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     rate = cores * flops_per_second(graph, execution)
-    return (lambda way: way.train_flops / rate), f"of {cores} cores here, by a few steps of the whole model and FLOPs"
+    simulated = f"of {cores} cores here, as fast as they are just now, by a few steps of the whole model and FLOPs"
+    return (lambda way: way.simulated_flops / rate), simulated
 
 
 def flops_per_second(graph: ChannelGraph, execution: Execution) -> float:

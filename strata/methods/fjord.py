@@ -21,6 +21,7 @@ from strata.methods.heterofl import HeteroFL
 
 if TYPE_CHECKING:
     from strata.graph import ChannelGraph, Cut
+    from strata.methods.budget import Budget
 
 
 @dataclass(frozen=True)
@@ -46,6 +47,11 @@ class FjORD(HeteroFL):
                 raise BadInput(
                     f"fjord needs nested levels, and in this network {low:g} is not part of {high:g}"
                 ) from error
+
+    @classmethod
+    def gradients_wait(cls, budget: Budget) -> bool:
+        """A device's nested levels share them."""
+        return len(budget.sizes or budget.constraints) > 1
 
     @classmethod
     def kept_beside(cls, graph: ChannelGraph, smaller: Cut) -> int:

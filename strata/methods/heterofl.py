@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
     from strata.graph import Cut
     from strata.methods.aggregate import Aggregate
+    from strata.methods.budget import Budget
 
 
 @dataclass(frozen=True)
@@ -40,6 +41,11 @@ class HeteroFL(Levels):
         options={"variant": original_variant("masked classes, clipped gradients, scaler")},
     )
     variant: str | None = field(default=None, metadata={"since": 2})
+
+    @classmethod
+    def gradients_wait(cls, budget: Budget) -> bool:
+        """Clipping goes by all of them."""
+        return budget.options.get("variant") is not None
 
     def server_cut(self) -> Cut:
         return self.prefixes[max(self.constraints)]

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from strata.core.sizes import show_bytes
 from strata.execution.execution import Execution
+from strata.planning.executions import FEWEST_NORMED
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderResult
@@ -19,6 +20,14 @@ if TYPE_CHECKING:
 
 ENOUGH_SAMPLES = 8  # at a time, under batch norm: the whole model learns almost as with the whole batch
 SMALL_ENOUGH = 1 / 4  # of the parameters: a small model with fewer gives way to SLT, which trains them all
+
+
+@dataclass(frozen=True)
+class AtLevel:
+    """What a way is on the devices of one budget."""
+
+    peak_bytes: int
+    execution: Execution
 
 
 @dataclass(frozen=True)
@@ -32,14 +41,18 @@ class Way:
     peak_bytes: int  # where it does not fit: the fewest that it needs
     short_bytes: int | None = None  # where it does not fit
     remedy: str = ""  # the same: settings with which it would, as flags
+    ceiling: str = ""  # the same: it would, but costs more than this
     mapped_bytes: int = 0
     trained_share: float = 0.0  # of the parameters, in the end
     train_flops: int = 0
+    simulated_flops: int = 0  # the same where recomputation is only counted, as simulated devices have it
     upload_bytes: int = 0
     download_bytes: int = 0
     minutes: float | None = None
     normed: bool = False  # there is batch norm, over what is taken at a time
     everywhere: bool = True  # every level of devices takes part
+    levels: tuple[AtLevel, ...] = ()  # of those that take part, where there are several budgets
+    norm_samples: int | None = None  # a batch norm's fewest, where this way was held to more than the others
     beaten_by: int | None = None  # the number of a way that is as good in every column, and better in one
     accuracy: float | None = None  # of a pilot
     command: str = ""
@@ -48,7 +61,7 @@ class Way:
         said = {
             "method": self.method,
             "setting": self.setting,
-            "execution": {"batch_size": self.execution.batch_size} | self.execution.differences(Execution()),
+            "execution": _told(self.execution),
             "fits": self.fits,
             "peak_bytes": self.peak_bytes,
             "mapped_bytes": self.mapped_bytes,
@@ -61,7 +74,17 @@ class Way:
             "accuracy": self.accuracy,
             "command": self.command,
         }
-        return said if self.fits else said | {"short_bytes": self.short_bytes, "remedy": self.remedy}
+        if self.levels:
+            said["levels"] = [
+                {"peak_bytes": level.peak_bytes, "execution": _told(level.execution)} for level in self.levels
+            ]
+        if self.fits:
+            return said
+        return said | {"short_bytes": self.short_bytes, "remedy": self.remedy, "ceiling": self.ceiling}
+
+
+def _told(execution: Execution) -> dict[str, Any]:
+    return {"batch_size": execution.batch_size} | execution.differences(Execution())
 
 
 @dataclass(frozen=True)
@@ -147,13 +170,14 @@ def recommend(ways: Sequence[Way]) -> tuple[int | None, str]:
     known = {way.method: number for number, way in enumerate(ways) if way.fits and way.everywhere}
     whole, small, slt = (known.get(name) for name in ("fedavg", "small", "slt"))
     if whole is not None:
-        fits = f"the whole model fits ({ways[whole].execution})"
-        if _enough_samples(ways[whole]):
+        weakest = ways[whole].levels[0].execution if ways[whole].levels else ways[whole].execution
+        fits = f"the whole model fits ({weakest})"
+        if enough_samples(ways[whole]):
             return whole, f"{fits}, and no part of it learns as well"
         return whole, f"{fits}; batch norm over so few samples slows it, so a somewhat narrower one may do as well"
     if small is not None and ways[small].trained_share >= SMALL_ENOUGH:
         return small, (
-            f"the whole model does not fit; a small one with {ways[small].trained_share:.0%} of its parameters does, "
+            f"{_why_not_whole(ways)}; a small one with {ways[small].trained_share:.0%} of its parameters does, "
             "and learns more than layer by layer"
         )
     if slt is not None:
@@ -171,8 +195,21 @@ def recommend(ways: Sequence[Way]) -> tuple[int | None, str]:
     return most, f"of what fits, it trains the largest share of the parameters ({ways[most].trained_share:.0%})"
 
 
-def _enough_samples(way: Way) -> bool:
-    return not way.normed or way.execution.at_once >= min(ENOUGH_SAMPLES, way.execution.batch_size)
+def _why_not_whole(ways: Sequence[Way]) -> str:
+    whole = next((way for way in ways if way.method == "fedavg"), None)
+    if whole is not None and whole.fits:
+        return "the whole model does not fit on every device"
+    if whole is not None and whole.ceiling:
+        return f"the whole model is above the ceiling of {whole.ceiling}"
+    return "the whole model does not fit"
+
+
+def enough_samples(way: Way) -> bool:
+    """At a time, for batch norm: eight, or all of a smaller batch that has as many as norms need."""
+    at_once = min([way.execution.at_once, *(level.execution.at_once for level in way.levels)])
+    if not way.normed or at_once >= ENOUGH_SAMPLES:
+        return True
+    return FEWEST_NORMED <= at_once == way.execution.batch_size
 
 
 def nothing_fits(ways: Sequence[Way]) -> str:

@@ -16,6 +16,7 @@ from strata.core.sizes import show_bytes
 from strata.graph.inputs import show_input
 
 if TYPE_CHECKING:
+    from strata.execution.execution import Execution
     from strata.planning.fit import Fit, Way
 
 WIDTH = 160
@@ -68,8 +69,8 @@ def _cells(fit: Fit, number: int, way: Way, mapped: bool, piloted: bool) -> list
         "*" if number == fit.recommended else "",
         way.method,
         way.setting,
-        str(replace(way.execution, frozen_weights="memory")).removeprefix("batch ").replace(", activations", ","),
-        show_bytes(way.peak_bytes),
+        "; ".join(dict.fromkeys(map(_short, [level.execution for level in way.levels] or [way.execution]))),
+        ", ".join(dict.fromkeys(show_bytes(level.peak_bytes) for level in way.levels)) or show_bytes(way.peak_bytes),
         *file,
         f"{way.trained_share:.0%}",
         f"{way.train_flops / 1e12:,.3g}",
@@ -83,15 +84,25 @@ def _cells(fit: Fit, number: int, way: Way, mapped: bool, piloted: bool) -> list
     ]
 
 
+def _short(execution: Execution) -> str:
+    return str(replace(execution, frozen_weights="memory")).removeprefix("batch ").replace(", activations", ",")
+
+
 def _notes(fit: Fit) -> list[str]:
     notes = [
-        f"{way.method} does not fit: it needs {show_bytes(way.peak_bytes)} at the least, "
+        f"{way.method} is above the ceiling of {way.ceiling}, though {show_bytes(way.peak_bytes)} would do for it."
+        if way.ceiling
+        else f"{way.method} does not fit: it needs {show_bytes(way.peak_bytes)} at the least, "
         f"{show_bytes(way.short_bytes or 0)} ({way.short_bytes:,} bytes) more{_remedy(way)}."
         for way in fit.ways
         if not way.fits
     ]
     if any(way.mapped_bytes for way in fit.ways):
         notes.append("Mapped: weights of frozen layers, in a file of the device beside its peak.")
+    if any(way.norm_samples for way in fit.ways):
+        notes.append("The whole model takes few samples at a time; the others are shown with at least twice as many.")
+    if len(fit.budgets) > 1:
+        notes.append("Peak and execution: of the devices of each budget that take part, the weakest first.")
     if fit.recommended is not None:
         notes.append(f"Per round: one device; in all: {fit.per_round} devices a round with {fit.samples} samples each.")
         if fit.time_on:

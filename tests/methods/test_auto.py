@@ -25,7 +25,8 @@ def test_auto_becomes_what_is_recommended() -> None:
     assert method_named("auto", graph, budgets=[lean], execution=STEP) == method_named(
         "fedavg", graph, budgets=[lean], execution=STEP, lean=True
     )
-    tight = int(0.9 * lean)
+    released = Execution(16, 4, "auto", release_gradients=True)
+    tight = int(0.9 * memory(graph, graph.full(), released).total)
     small = method_named("auto", graph, budgets=[tight], execution=STEP)
     assert isinstance(small, Small) and small.constraints[0] < 1
     assert small == method_named("small", graph, budgets=[tight], execution=STEP, lean=True)

@@ -5,15 +5,25 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+import torch
+from torch import nn
 
 import strata
 from strata.core.errors import BadInput
+from strata.core.sizes import show_bytes
 from strata.execution import Execution, flops, memory, traffic
 from strata.methods.fitting import flags_for
 from strata.planning.fit import Fit, Way, recommend, with_beaten
+from strata.training import LocalTraining
 from tests.methods.tiny import tiny_graph
 
 STEP = Execution(16)
+
+
+def adamw(parameters: list[nn.Parameter], lr: float) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(parameters, lr)
+
+
 KEYS = [
     "method", "setting", "execution", "fits", "peak_bytes", "mapped_bytes", "trained_share", "train_flops",
     "upload_bytes", "download_bytes", "minutes", "beaten_by", "accuracy", "command",
@@ -92,7 +102,7 @@ def test_json() -> None:
     assert list(data)[:7] == ["model", "input", "batch", "budget_bytes", "full_bytes", "rounds", "ways"]
     assert data["recommended"] in range(len(data["ways"])) and data["budget_bytes"] == whole // 3
     for one in data["ways"]:
-        assert list(one) == KEYS + ([] if one["fits"] else ["short_bytes", "remedy"])
+        assert list(one) == KEYS + ([] if one["fits"] else ["short_bytes", "remedy", "ceiling"])
         assert one["fits"] or one["short_bytes"] == one["peak_bytes"] - whole // 3 > 0
 
 
@@ -147,18 +157,72 @@ def test_minutes_of_a_device() -> None:
 
 def test_levels() -> None:
     graph = tiny_graph()
-    lean = replace(STEP, micro_batch=4, activation_checkpointing="auto")
+    lean = replace(STEP, micro_batch=4, activation_checkpointing="auto", release_gradients=True)
     need = memory(graph, graph.full(), lean).total
     found = strata.fit(graph, [int(0.9 * need), 4 * need], execution=STEP, rounds=20, calibrate=False)
     whole = next(one for one in found.ways if one.method == "fedavg")
     assert whole.fits and not whole.everywhere
     assert found.best is not None and found.best.method != "fedavg"
+    assert "does not fit on every device" in found.reason
     assert found.to_json()["levels"] == [int(0.9 * need), 4 * need]
+    small = next(one for one in found.ways if one.method == "small")
+    assert [level.peak_bytes <= size for level, size in zip(small.levels, found.budgets, strict=True)] == [True, True]
+    assert len(found.to_json()["ways"][0]["levels"]) in (1, 2)  # fedavg: of those that take part
+
+
+def test_a_second_larger_level_makes_no_answer_worse() -> None:
+    """Gradients may be released whatever the number of levels, but for FjORD, whose levels share them."""
+    graph = tiny_graph()
+    lean = replace(STEP, micro_batch=4, activation_checkpointing="auto", release_gradients=True)
+    need = memory(graph, graph.full(), lean).total
+    one, two = (
+        strata.fit(graph, sizes, execution=STEP, rounds=20, calibrate=False) for sizes in ([need], [need, 3 * need])
+    )
+    assert one.best is not None and two.best is not None and one.best.method == two.best.method == "fedavg"
+    assert two.best.levels[0].execution == one.best.execution and two.best.levels[0].execution.release_gradients
+    assert all(
+        not level.execution.release_gradients for way in two.ways if way.method == "fjord" for level in way.levels
+    )
+    assert f"{show_bytes(need)}, " in str(two)
+    least = [strata.fit(graph, sizes, execution=STEP, rounds=20, calibrate=False) for sizes in ([100], [100, 300])]
+    assert least[0].reason == least[1].reason
+
+
+def test_what_costs_too_much_is_not_said_to_lack_memory() -> None:
+    graph = tiny_graph()
+    whole = memory(graph, graph.full(), STEP).total
+    found = fitted(whole, max_flops=0.5)
+    fedavg = next(one for one in found.ways if one.method == "fedavg")
+    assert not fedavg.fits and fedavg.short_bytes == 0 and fedavg.ceiling == "0.5 times the FLOPs of plain training"
+    assert "fedavg is above the ceiling of 0.5 times" in str(found) and "fedavg does not fit" not in str(found)
+    assert found.reason.startswith("the whole model is above the ceiling of 0.5 times")
+
+
+def test_where_the_whole_model_takes_few_samples_others_are_shown_with_more() -> None:
+    graph = tiny_graph()
+    lean = replace(STEP, micro_batch=4, activation_checkpointing="auto")
+    found = fitted(memory(graph, graph.full(), lean).total)
+    assert found.best is not None and found.best.method == "fedavg" and found.best.execution.at_once == 4
+    others = [way for way in found.ways if way.method != "fedavg"]
+    assert {"small", "fd"} <= {way.method for way in others}
+    assert all(way.norm_samples == 8 <= way.execution.at_once for way in others)
+    assert "at least twice as many" in str(found)
+
+
+def test_an_optimizer_of_the_users_own_where_something_does_not_fit() -> None:
+    own = LocalTraining(16, optimizer=adamw)
+    found = strata.fit(tiny_graph(), memory(tiny_graph(), tiny_graph().full(), own).total // 2, execution=own, rounds=5,
+                       calibrate=False)  # fmt: skip
+    assert any(not way.fits for way in found.ways) and found.best is not None
 
 
 def test_bad_requests() -> None:
     with pytest.raises(BadInput, match="whatever the memory"):
         fitted(10**9, max_upload="1B")
+    with pytest.raises(BadInput, match="20 devices per round cannot be chosen from 10 devices"):
+        fitted(10**9, devices=10, per_round=20)
+    with pytest.raises(BadInput, match="rounds"):
+        fitted(10**9, rounds=0)
     with pytest.raises(BadInput, match="both of its speeds"):
         fitted(10**9, gflops=2)
     with pytest.raises(BadInput, match="above 0"):
