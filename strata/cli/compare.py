@@ -91,7 +91,8 @@ def show(rows: Sequence[Row], out: Path) -> None:
 
     table = Table(title=f"accuracy, mean ± std over {len(rows[0].accuracies)} seed(s)")
     for name in ("method", "accuracy", "largest device", "upload", "download", "TFLOP", "seconds"):
-        table.add_column(name, justify="left" if name == "method" else "right")
+        # what tells two executions of a method apart is the end of its name
+        table.add_column(name, justify="left" if name == "method" else "right", overflow="fold")
     for row in rows:
         table.add_row(
             row.method,

@@ -6,14 +6,16 @@ import argparse
 import json
 import re
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from strata.core.errors import BadInput
 from strata.core.flags import add_flags, given
-from strata.core.sizes import at_least_one, parse_input, show_bytes
+from strata.core.sizes import at_least_one, parse_bytes, parse_input, several, show_bytes
 from strata.execution.execution import Execution
 from strata.planning import PlanInfeasible
 from strata.planning.device_time import SAMPLES, add_speed_flags, speed_of, time_of
+from strata.runs.components import DEFAULT_ROUNDS
 from strata.runs.config import RunConfig
 from strata.runs.unused import refuse_without_needed
 
@@ -123,6 +125,13 @@ def run(args: argparse.Namespace) -> int:
     except PlanInfeasible as error:
         if args.json:
             print(json.dumps(error.to_json(), indent=2))
+        else:
+            from strata.methods.budget import Budget
+            from strata.methods.choice import name_ways
+
+            sizes = tuple(map(parse_bytes, several(settings.get("budget"))))
+            execution = settings.get("execution") or Execution()
+            name_ways(error, graph, Budget(execution, sizes=sizes, rounds=settings.get("rounds", DEFAULT_ROUNDS)))
         raise
     finally:
         if runtime is not None:
@@ -164,13 +173,16 @@ def run_method(args: argparse.Namespace) -> int:
     from strata.cli import say_beginning
 
     say_beginning("plan", f"loading torch and the model, then looking for what {args.method} can train")
+    from strata.federation.norm_statistics import check_norms
     from strata.graph import ChannelGraph, InputSpec  # torch: only once everything above has been read
     from strata.methods import method_class
     from strata.methods.heads import prepared_model
     from strata.methods.outline import configurations, outline
     from strata.models.loading import load_model
     from strata.runs.launch import make_method, own_options
+    from strata.runs.running import settled
     from strata.runs.unused import refuse_unused
+    from strata.training import LocalTraining
 
     refuse_unused(asked, [args.method])
     config = RunConfig.of(**asked)
@@ -187,6 +199,8 @@ def run_method(args: argparse.Namespace) -> int:
     inputs = InputSpec.of(asked_inputs, model)
     model = prepared_model(method_class(args.method), model, inputs, config.course.seed, own_options(config))
     made = make_method(config, ChannelGraph(model, inputs, width=config.approach.width))
+    fixed = LocalTraining(norm_statistics=config.execution.norm_statistics)
+    check_norms(made, settled(fixed, config.course.rounds), config.course.rounds, config.problem.model)
     budget = min(budgets, default=None)
     found = outline(made, config.counted, config.course.rounds, config.problem.model, budget)
     answer, true = found.to_json(), True
@@ -228,6 +242,8 @@ def plan_settings(args: argparse.Namespace) -> dict[str, Any]:
 def picture_format(path: str | None) -> None:
     if path is not None and not path.lower().endswith((".png", ".svg", ".pdf")):
         raise BadInput(f"--picture is a .png, .svg or .pdf file, such as plan.png, not {path!r}")
+    if path is not None and not Path(path).resolve().parent.is_dir():
+        raise BadInput(f"--picture goes into a folder that is there, and {Path(path).parent} is not: make it first")
 
 
 def scratch_of(plan: Plan, measured: bool) -> list[int] | None:

@@ -86,11 +86,17 @@ def _made(method: type[Method], graph: ChannelGraph, budget: Budget) -> Method:
     try:
         return method.from_budget(graph, budget).executed(budget)
     except Infeasible as error:
-        if budget.sizes and method.name != "auto":
-            from strata.methods.fitting import what_fits
-
-            error.args = (f"{str(error).rstrip('.')}; {what_fits(graph, budget)}",)
+        if method.name != "auto":
+            name_ways(error, graph, budget)
         raise
+
+
+def name_ways(error: Infeasible, graph: ChannelGraph, budget: Budget) -> None:
+    """A refusal for bytes says which ways fit them."""
+    if budget.sizes:
+        from strata.methods.fitting import what_fits
+
+        error.args = (f"{str(error).rstrip('.')}; {what_fits(graph, budget)}",)
 
 
 def check_levels(
@@ -101,7 +107,5 @@ def check_levels(
     if constraints and budgets:
         raise BadInput("give either a constraint or a budget, not both")
     if needed and method.needs_budget and not (constraints or budgets):
-        raise BadInput(
-            f"{method.name} needs to know what a device can hold: give a constraint, such as 0.25, or a budget, such "
-            "as 24MiB"
-        )
+        share = "" if method.name == "auto" else "a constraint, such as 0.25, or "
+        raise BadInput(f"{method.name} needs to know what a device can hold: give {share}a budget, such as 24MiB")

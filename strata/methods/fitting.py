@@ -104,7 +104,12 @@ def fit(
     _check_ceilings(graph, asked)
     costs = _Costs(graph, execution, rounds, devices, per_round, samples, epochs)
     plain = model if plain is None and not isinstance(model, ChannelGraph) else plain
-    ways = [_remedied(way, graph, asked, plain) for way in _ways(graph, asked, costs, methods, say, plain)]
+    ways: list[Way] = []
+    for way in _ways(graph, asked, costs, methods, say, plain):
+        # width methods that lack the same bytes for the same part have the same remedy, which takes a search
+        alike = (one for one in ways if not (way.fits or one.fits) and _lack(one) == _lack(way))
+        twin = next(alike, None)
+        ways.append(_remedied(way, graph, asked, plain) if twin is None else replace(way, remedy=twin.remedy))
     ways += _with_more_samples(ways, graph, asked, costs, methods, say, plain)
     speed = None if gflops is None or mbit is None else Speed(gflops, mbit)
     seconds, time_on = _timing(graph, execution, speed, calibrate, per_round, say)
@@ -116,8 +121,8 @@ def fit(
         )
         for way in ways
     )
-    found = tuple(timed)
-    recommended, reason = recommend(found)
+    all_ways = tuple(timed)
+    recommended, reason = recommend(all_ways)
     return Fit(
         name or ("graph" if isinstance(model, ChannelGraph) else type(model).__name__),
         graph.inputs.plain,
@@ -125,7 +130,7 @@ def fit(
         sizes,
         memory(graph, graph.full(), execution).total,
         rounds,
-        with_beaten(found, recommended),
+        with_beaten(all_ways, recommended),
         recommended,
         reason,
         time_on,
@@ -247,7 +252,7 @@ def _command(way: Way, command: Callable[[Way], str] | None, sizes: tuple[int, .
 def _way(name: str, graph: ChannelGraph, budget: Budget, costs: _Costs) -> Way | None:
     """None: the method makes nothing of this network (fjord of levels that are not nested), or is another one."""
     method = method_class(name)
-    normed = is_normed(graph, budget.execution)
+    normed = is_normed(graph)
     try:
         made = method.from_budget(graph, budget).executed(budget)
     except Infeasible as error:
@@ -294,7 +299,11 @@ def _short(name: str, graph: ChannelGraph, budget: Budget, error: Infeasible) ->
         need, what = chooser.memory(cut, execution).total, "the whole model" if width == 1 else "one channel per layer"
     short = max(0, need - min(budget.sizes))
     ceiling = "" if short else str(budget.ceilings)  # it would fit, but costs more than is allowed
-    return Way(name, what, execution, False, need, short, ceiling=ceiling, normed=is_normed(graph, budget.execution))
+    return Way(name, what, execution, False, need, short, ceiling=ceiling, normed=is_normed(graph))
+
+
+def _lack(way: Way) -> tuple[int, str, bool]:
+    return way.peak_bytes, way.setting, issubclass(method_class(way.method), Levels)
 
 
 def _remedied(way: Way, graph: ChannelGraph, budget: Budget, model: nn.Module | None) -> Way:

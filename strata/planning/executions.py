@@ -33,17 +33,15 @@ _VALUES: dict[str, tuple[Any, ...]] = {
 LEVERS = ("micro_batch", *_VALUES)
 
 
-def is_normed(graph: ChannelGraph, execution: Execution) -> bool:
-    """Whether what is taken at a time meets in a batch norm."""
-    if execution.norm_statistics == "fixed":
-        return False
+def is_normed(graph: ChannelGraph) -> bool:
+    """Whether what is taken at a time meets in a batch norm: of fixed statistics too, until they are fixed."""
     return any(op.kind == "op" and name_of(op.target) == "batch_norm" for op in graph.sized(graph.full(), 2))
 
 
 def candidates(graph: ChannelGraph, execution: Execution, norm_samples: int | None = None) -> tuple[Execution, ...]:
     """All ways to take a step of this execution, the cheapest first: `execution` itself, then leaner ones, of which
     none has batch norm see fewer than `norm_samples` at a time."""
-    normed = is_normed(graph, execution)
+    normed = is_normed(graph)
     fewest = FEWEST_NORMED if norm_samples is None else norm_samples
     found = [one for one in _turned(execution) if not normed or _sound(one, execution, fewest)]
     return tuple(sorted(found, key=lambda one: (_inexactness(one, normed), _time(one))))

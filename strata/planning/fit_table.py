@@ -30,7 +30,8 @@ def render(fit: Fit) -> str:
 
 
 def renderable(fit: Fit) -> RenderableType:
-    return Group(_heading(fit), _table(fit), *(Text(line, overflow="fold") for line in _notes(fit)))
+    table = [_table(fit)] if any(way.fits for way in fit.ways) else []
+    return Group(_heading(fit), *table, *(Text(line, overflow="fold") for line in _notes(fit)))
 
 
 def _heading(fit: Fit) -> Text:

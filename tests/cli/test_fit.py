@@ -91,6 +91,7 @@ def test_a_run_by_auto_is_recorded_and_resumed(here: Path, capsys: pytest.Captur
         (["--budget", "1MB", "--max-flops", "1e-6"], 2, "whatever the memory"),
         (["--budget", "1MB", "--gflops", "2"], 2, "give --gflops, such as 2, and --mbit"),
         (["--budget", "1MB", "--picture", "a.txt"], 2, "--picture is a .png"),
+        (["--budget", "1MB", "--picture", "nowhere/a.png"], 2, "and nowhere is not: make it first"),
         (["--budget", "1MB", "--data", "digits", "--samples", "5"], 2, "the data says"),
     ],
 )

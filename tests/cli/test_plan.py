@@ -96,6 +96,10 @@ def test_infeasible(nets: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert data["smallest_budget_bytes"] - 300 * 1024 >= data["short_bytes"] > 0
     code, out, err = run(capsys, "--model", "strata_cli_nets:make", "--budget", "300KiB")
     assert code == 3 and out == "" and "The smallest budget that fits is" in err
+    assert "within 300.0 KiB: " in err and "`strata run --lean` finds these settings" in err
+    fixed = ["--model", "strata_cli_nets:make", "--budget", "1MiB", "--norm-statistics", "fixed", "--method", "fd"]
+    code, _, err = run(capsys, *fixed)
+    assert code == 2 and "no batch norm" in err or "fixed statistics are those of one network" in err
 
 
 @pytest.mark.parametrize(

@@ -31,6 +31,7 @@ from strata.fleet.protocol.settings import DeviceSettings, RunSettings
 from strata.graph import ChannelGraph, Cut
 from strata.methods.base import Task
 from strata.models import resnet20
+from strata.planning.runtime import MALLOC
 from strata.training import LocalTraining, train_device
 from tests.workspaces import workspace_of
 
@@ -115,6 +116,14 @@ def test_what_a_device_says_of_itself(settings: DeviceSettings, owner: int) -> N
     assert (said["samples"], said["held"], said["classes"]) == (45, 5, 10)  # 1500 // 30 = 50, a tenth held out
     assert said["structure"] == graph().hash and said["holds"] == []
     assert 50 * MIB < said["baseline"] < limits.memory_limit()
+
+
+def test_its_processes_give_freed_memory_back(settings: DeviceSettings, owner: int) -> None:
+    """With glibc's defaults they hold up to 2.7 times what their tensors take (docs/memory.md)."""
+    ask(settings, message("hello"), owner)
+    for pid in workers(settings):
+        given = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+        assert all(f"{name}={value}".encode() in given for name, value in MALLOC.items())
 
 
 def test_training_gives_the_bits_of_train_device(settings: DeviceSettings, owner: int) -> None:
