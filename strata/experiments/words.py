@@ -76,7 +76,12 @@ SCRATCH = {"fedavg": (24,), "small": (12, 6), "slt": (12, 6)}  # MiB
 def panels(asked: Asked) -> dict[str, list[Row]]:
     folder = expanded(asked.data_dir) if asked.data_dir else default_root()
     found = {f"MiniLM-L6 on {label(text.data)}, non-iid (Dirichlet 0.1)": text.rows(folder) for text in TEXTS}
-    known: Options = (("init", str(folder / "resnet20-12fca82f.th")), ("lr", 0.05), ("lr_end", 0.005))
+    known: Options = (
+        ("model", "strata.models.resnet:padded_resnet20"),  # the network that these weights are of
+        ("init", str(folder / "resnet20-12fca82f.th")),
+        ("lr", 0.05),
+        ("lr_end", 0.005),
+    )
     sizes: Options = (("budgets", (14 * MIB,)),)  # plainly: lean, the whole network fits
     pictures = [Cell("cifar100", "resnet20", "iid", (), method, "of-cifar10", known + sizes) for method in PICTURES]
     found["ResNet20 of CIFAR10 on CIFAR100, iid"] = [("14 MiB", cell) for cell in pictures]

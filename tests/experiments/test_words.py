@@ -30,6 +30,8 @@ def test_cells_and_a_table_before_any_run(tmp_path: Path) -> None:
         if run.cell.model == "minilm-l6":
             assert run.request.problem.model == f"hf:{tmp_path / 'minilm-l6'}" and execution.update_rule == "adamw"
             assert run.request.lr == (0.01 if method == "lora" else 0.001)
+        if run.cell.model == "resnet20":  # of these weights' own shape and names
+            assert run.request.problem.model == "strata.models.resnet:padded_resnet20"
     files = made.render(Results(tmp_path / "none"), tmp_path)
     assert {file.name for file in files} >= {"table.md", "table.csv"}
     assert "| 0.2 | top layers | 63.1MiB | – |" in (tmp_path / "table.md").read_text()
