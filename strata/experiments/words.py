@@ -65,6 +65,9 @@ class Text:
                 # where blocks come in turn, what is below them changes all the time; at 0.75 only embeddings are frozen
                 disk = ON_DISK[:1] if method == "cycle" or share == SHARES[0] else ON_DISK
                 found.append((f"{share:g}", cell(method, round(share * self.leanest, 1), ("lean", True), *disk)))
+        # it takes less than the smallest share, so this is what it is within the others too
+        least = ("lean", True), *ON_DISK[:1], *OF_LORA
+        found.append((f"{SHARES[-1]:g}", cell("lora", round(SHARES[-1] * self.leanest, 1), *least)))
         return found
 
 
@@ -134,7 +137,8 @@ def _about() -> Sequence[str]:
         "Shares are of what training the whole model takes at its leanest (recomputation, released gradients). top, "
         "window and cycle have frozen weights in a mapped file, which is not in their peak; top and window keep what "
         "frozen layers put out on the device's disk (on disk: of the device with the most samples), so that these run "
-        "once. LoRA runs plainly: lean and mapped it would take far less than its row says (docs/pretrained.md).",
+        "once. LoRA runs plainly in the row of its own bytes; lean and with mapped weights it takes less than the "
+        "smallest share, so that row is what it is within the others too.",
         "AdamW's learning rate goes from 0.001 to a tenth of it; LoRA's, which hardly learns at that, from 0.01.",
         "Measured peak: tensor bytes of the largest device over all rounds. Upload and training: all devices of a run.",
     )

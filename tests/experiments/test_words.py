@@ -18,7 +18,7 @@ from strata.methods.lora import Lora
 def test_cells_and_a_table_before_any_run(tmp_path: Path) -> None:
     made = experiment("table-words", Asked(seeds=1, data_dir=str(tmp_path)))
     names = [run.name for run in made.runs]
-    assert names[0] == "banking77/minilm-l6/dirichlet-0.1/348MiB/fedavg/rounds-30/seed-0" and len(set(names)) == 32
+    assert names[0] == "banking77/minilm-l6/dirichlet-0.1/348MiB/fedavg/rounds-30/seed-0" and len(set(names)) == 34
     assert "banking77/minilm-l6/dirichlet-0.1/63.1MiB/top/rounds-30/seed-0" in names
     assert "cifar100/resnet20/iid/14MiB/slt-of-cifar10/rounds-50/seed-0" in [
         run.name for run in experiment("table-words", Asked(0.02, 1, str(tmp_path))).runs
