@@ -172,5 +172,7 @@ def show_data(args: argparse.Namespace) -> None:
         f"\n{kinds}{samples.mean():.1f} samples per device on average "
         f"(samples: least {samples.min()}, most {samples.max()}); {len(data.train)} training samples in all"
     )
+    for note in data.notes:
+        print(note)
     if args.picture:
         print(f"picture: {args.picture}")

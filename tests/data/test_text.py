@@ -14,8 +14,9 @@ import torch
 
 from strata.core.errors import BadInput
 from strata.data import IGNORED, FederatedData, MultiLabel, NextToken, PerPosition, Reading, Regression, load
+from strata.graph.inputs import InputSpec
 from strata.runs.config import RunConfig
-from strata.runs.launch import reading_of
+from strata.runs.launch import reading_of, with_inputs
 from tests.data.real import SHARED
 
 I = IGNORED  # noqa: E741
@@ -101,6 +102,14 @@ def test_whole_numbers_are_classes_as_they_are(tmp_path: Path) -> None:
     assert loaded(path, classes=5).classes == 5
     with pytest.raises(BadInput, match="line 2 of .* has the label 2; .* within 0 to 1"):
         loaded(path, classes=2)
+
+
+def test_inputs_that_the_data_has_not_are_named(tmp_path: Path) -> None:
+    data = loaded(written(tmp_path, *TWO))
+    here = "rows.jsonl has input_ids:int64:2,attention_mask:bool:2"
+    for asked in ("nosuch:int64:2", "input_ids:float32:2"):
+        with pytest.raises(BadInput, match=f"^--input is {asked} and {here}: give the same or none$"):
+            with_inputs(data, InputSpec.of(asked))
 
 
 def test_ids_are_not_taken_for_classes(tmp_path: Path) -> None:
