@@ -75,6 +75,14 @@ def load_folder(root: Path, size: int | None = None, seed: int = 0, skip: bool =
     unreadable = _unreadable([path for path, _ in (*train, *test)]) if skip else {}
     if unreadable:
         train, test = ([one for one in part if one[0] not in unreadable] for part in (train, test))
+        bare = sorted(set(range(len(names))) - {label for _, label in train})
+        if bare or not test:
+            where = f"to train on in the class {names[bare[0]]!r}" if bare else "to test on"
+            first = min(unreadable)
+            raise BadInput(
+                f"{root}: without {len(unreadable)} unreadable pictures none is left {where}; the first of them is "
+                f"{first.relative_to(root)}{f', which has {unreadable[first]}' if unreadable[first] else ''}"
+            )
     if size is None:
         size = _common_size(path for path, _ in (*train, *test))
     data = _load(root, "folder", train, test, size, tuple(names), "pictures", None)

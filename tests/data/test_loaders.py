@@ -553,6 +553,18 @@ def test_pictures_are_not_narrowed_to_8_bit_colour(tmp_path: Path, name: str) ->
     assert data.notes == (f"{tmp_path}: 1 unreadable pictures are left out: bee/{name} ({what})",)
 
 
+def test_leaving_out_pictures_leaves_some_of_each_class(tmp_path: Path) -> None:
+    for kind in ("ant", "bee"):
+        for number in range(3):
+            _picture(tmp_path / kind / f"{number}.png", (number, 0, 0))
+            if kind == "bee":
+                _odd_pictures()["deep.png"][0].save(tmp_path / kind / f"{number}.png")
+    with pytest.raises(
+        BadInput, match="none is left to train on in the class 'bee'; .*bee/0.png, which has values of more"
+    ):
+        load("folder", tmp_path, Reading(skip_unreadable=True))
+
+
 def test_colours_of_16_bits_are_not_narrowed(tmp_path: Path) -> None:
     """Pillow opens them as RGB and would say nothing."""
     (tmp_path / "a.ppm").write_bytes(b"P6 2 1 65535\n" + bytes(range(12)))
