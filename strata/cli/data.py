@@ -101,8 +101,10 @@ def list_data(args: argparse.Namespace) -> None:
 
 
 def _size(row: dict[str, Any]) -> str:
-    megabytes = row["download_bytes"] / 1e6
-    size = "-" if not megabytes else f"{megabytes:.0f} MB" if megabytes < 1000 else f"{megabytes / 1000:.0f} GB"
+    size = "-"
+    for unit, scale in (("kB", 1e3), ("MB", 1e6), ("GB", 1e9)):
+        if row["download_bytes"] >= scale:
+            size = f"{row['download_bytes'] / scale:.0f} {unit}"
     return f"about {size}, by hand" if row["get"] == "by hand" else size
 
 
@@ -170,5 +172,7 @@ def show_data(args: argparse.Namespace) -> None:
         f"\n{kinds}{samples.mean():.1f} samples per device on average "
         f"(samples: least {samples.min()}, most {samples.max()}); {len(data.train)} training samples in all"
     )
+    for note in data.notes:
+        print(note)
     if args.picture:
         print(f"picture: {args.picture}")

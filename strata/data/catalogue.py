@@ -161,7 +161,11 @@ def load(
         path = expanded(file) if root is None else expanded(root) / expanded(file)
         if not file:
             raise BadInput(f"the data {kind} needs a file: --data {kind}:FILE.{'jsonl' if kind == 'text' else 'csv'}")
-        return load_text(path, asked, classes) if kind == "text" else load_table(path, asked, classes)
+        data = load_text(path, asked, classes) if kind == "text" else load_table(path, asked, classes)
+        if classes is None and data.unseen:
+            note = f"{data.name}: {data.unseen} of {data.classes} classes have no sample"
+            data = replace(data, notes=(*data.notes, note))
+        return data
     place = default_root() if root is None else expanded(root)
     with reading_of(place):
         if kind == "folder":

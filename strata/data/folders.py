@@ -72,33 +72,41 @@ def load_folder(root: Path, size: int | None = None, seed: int = 0, skip: bool =
         test = [(path, index) for index, name in enumerate(names) for path in _pictures_in(test_root / name)]
     else:
         train, test = _hold_out_tenth(train, len(names), seed)
-    unreadable = _unreadable([path for path, _ in (*train, *test)]) if skip else []
+    unreadable = _unreadable([path for path, _ in (*train, *test)]) if skip else {}
     if unreadable:
-        left_out = set(unreadable)
-        train, test = ([one for one in part if one[0] not in left_out] for part in (train, test))
+        train, test = ([one for one in part if one[0] not in unreadable] for part in (train, test))
+        bare = sorted(set(range(len(names))) - {label for _, label in train})
+        if bare or not test:
+            where = f"to train on in the class {names[bare[0]]!r}" if bare else "to test on"
+            first = min(unreadable)
+            raise BadInput(
+                f"{root}: without {len(unreadable)} unreadable pictures none is left {where}; the first of them is "
+                f"{first.relative_to(root)}{f', which has {unreadable[first]}' if unreadable[first] else ''}"
+            )
     if size is None:
         size = _common_size(path for path, _ in (*train, *test))
     data = _load(root, "folder", train, test, size, tuple(names), "pictures", None)
     if not unreadable:
         return data
-    shown = ", ".join(str(path.relative_to(root)) for path in unreadable[:5])
-    more = f" and {len(unreadable) - 5} more" if len(unreadable) > 5 else ""
-    return replace(data, notes=(f"{root}: {len(unreadable)} unreadable pictures are left out: {shown}{more}",))
+    named = [f"{path.relative_to(root)}{f' ({why})' if why else ''}" for path, why in sorted(unreadable.items())]
+    more = f" and {len(named) - 5} more" if len(named) > 5 else ""
+    shown = ", ".join(named[:5]) + more
+    return replace(data, notes=(f"{root}: {len(named)} unreadable pictures are left out: {shown}",))
 
 
-def _unreadable(paths: Sequence[Path]) -> list[Path]:
-    """Sorted; each is decoded, since a file that is cut short has a good beginning."""
+def _unreadable(paths: Sequence[Path]) -> dict[Path, str]:
+    """With what they hold that 8-bit colour cannot, if that is why. Each is decoded, since a file that is cut short has
+    a good beginning."""
 
-    def is_bad(path: Path) -> bool:
+    def why(path: Path) -> str | None:
         try:
             with _opened(path, MOST_PIXELS) as picture:
-                picture.load()
-            return False
+                return _beyond_8_bit_colour(picture)
         except BadInput:
-            return True
+            return ""
 
     with ThreadPoolExecutor(max_workers=min(8, os.cpu_count() or 1)) as pool:
-        return sorted(path for path, bad in zip(paths, pool.map(is_bad, paths), strict=True) if bad)
+        return {path: one for path, one in zip(paths, pool.map(why, paths), strict=True) if one is not None}
 
 
 def _hold_out_tenth(listing: Listing, classes: int, seed: int) -> tuple[Listing, Listing]:
@@ -156,7 +164,8 @@ def _load(
 
     paths = [path for path, _ in (*train, *test)]
     try:
-        key = fingerprint(folder, paths, f"pictures 1 {size}")
+        # the users' own that were decoded by version 1 may have been clipped; published ones are 8-bit colour
+        key = fingerprint(folder, paths, f"pictures {2 if name == 'folder' else 1} {size}")
     except OSError as error:
         raise BadInput(f"{error.filename} is missing; the data set is incomplete, fetch it again") from error
     arrays = decoded_once(folder, key, decode)
@@ -192,6 +201,43 @@ def _opened(path: Path, most: int) -> Iterator[Any]:
         ) from error
 
 
+def _beyond_8_bit_colour(picture: Any) -> str | None:
+    """What the picture holds that RGB of 8 bits would lose; it is decoded to know."""
+    if _is_deep(picture):
+        return "floating point values" if picture.mode == "F" else "values of more than 8 bits"
+    picture.load()
+    if picture.has_transparency_data and picture.convert("RGBA").getchannel("A").getextrema()[0] < 255:
+        return "transparency"
+    return None
+
+
+def _is_deep(picture: Any) -> bool:
+    """Of colours with 16 bits Pillow keeps 8, in its usual mode: only how it will decode them tells."""
+    if picture.mode in ("I", "F") or picture.mode.startswith("I;16"):
+        return True
+    for tile in picture.tile:
+        form, *more = tile.args if isinstance(tile.args, tuple) else (tile.args,)
+        if isinstance(form, str) and ";16" in form and not form.startswith("BGR;16"):  # which is 5, 6 and 5 bits
+            return True
+        if tile.codec_name in ("ppm", "ppm_plain") and more and more[0] > 255:
+            return True
+    return False
+
+
+def _refuse_narrowing(path: Path, picture: Any) -> None:
+    lost = _beyond_8_bit_colour(picture)
+    if lost is not None:
+        instead = (
+            "put it on a background"
+            if lost == "transparency"
+            else "save it as 8-bit colour, or give such images as tensors, with strata.data.wrap"
+        )
+        raise BadInput(
+            f"{path} has {lost}, and pictures in folders are read as 8-bit colour: {instead} (--skip-unreadable leaves "
+            "it out)"
+        )
+
+
 def decode_pictures(paths: Sequence[Path], into: np.ndarray, most: int = MOST_PIXELS) -> None:
     """Decode into uint8 [N, 3, size, size], in threads (Pillow lets go of the interpreter while it decodes). `most`:
     pixels of a picture as it is stored."""
@@ -204,6 +250,7 @@ def decode_pictures(paths: Sequence[Path], into: np.ndarray, most: int = MOST_PI
         with _opened(paths[index], most) as picture:
             large = picture.size[0] * picture.size[1] > LARGE
             with one_at_a_time if large else contextlib.nullcontext():
+                _refuse_narrowing(paths[index], picture)
                 colour = picture.convert("RGB")  # TinyImageNet has grey ones too
                 if colour.size != (size, size):
                     colour = colour.resize((size, size), Image.Resampling.BILINEAR)

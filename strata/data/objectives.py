@@ -19,6 +19,7 @@ from strata.core.errors import BadInput
 
 Sums = Mapping[str, tuple[float, ...]]  # by name; whole numbers where they are counts
 IGNORED = -100  # a target that counts for nothing, such as padding: torch's cross_entropy calls it so too
+MOST_UNSEEN, MOST_FOLD = 1000, 10  # classes that are not asked for: more, and so many times those that occur, are ids
 BINS = 256  # of a probability: an area under the ROC curve is of counts in these, so that parts of a data set add up
 
 
@@ -284,6 +285,20 @@ class Regression(Objective):
             raise ValueError("sums that are not finite")
         if any(value < 0 for name in ("absolute", "squared", "squared_targets") for value in sums[name]):
             raise ValueError("sums of squares that are negative")
+
+
+def classes_seen(numbers: Tensor, say: str) -> int:
+    """How many classes whole numbers stand for: up to the largest. Ids would make millions that no network learns.
+    `say`: how the number of classes is given."""
+    seen = numbers[numbers != IGNORED]
+    classes = int(seen.max()) + 1 if len(seen) else 1
+    distinct = len(torch.unique(seen))
+    if classes > MOST_UNSEEN and classes > MOST_FOLD * distinct:
+        raise BadInput(
+            f"labels are whole numbers up to {classes - 1}, which makes {classes} classes, and {distinct} of them "
+            f"occur: number them from 0 on, or give names; where there are so many, say so with {say}{classes}"
+        )
+    return classes
 
 
 def kind_of(targets: Tensor) -> str:

@@ -13,8 +13,9 @@ from torch.utils.data import Dataset
 
 from strata.core.errors import BadInput
 from strata.data.images import ImageSet, channel_statistics
-from strata.data.objectives import Classification, Objective
+from strata.data.objectives import Classification, Objective, classes_seen
 from strata.data.partitions import from_indices
+from strata.data.positions import NextToken, PerPosition
 from strata.data.samples import FederatedData, Samples, hold_out
 
 _SEED = 0  # of the samples that are held out: the same whatever the run's
@@ -55,7 +56,7 @@ def wrap(
         train=_samples(train_inputs, train_targets, train_inputs),
         test=_samples(test_inputs, test_targets, train_inputs),
         name=name,
-        classes=_outputs(train_targets, test_targets) if classes is None else classes,
+        classes=_outputs(train_targets, test_targets, objective) if classes is None else classes,
         users=indices,
         augmentation=augmentation,
         objective=objective,
@@ -113,11 +114,15 @@ def _as_classes(targets: Tensor) -> Tensor:
     return targets.reshape(-1).to(torch.int64) if targets.numel() == len(targets) else targets
 
 
-def _outputs(train: Tensor, test: Tensor) -> int:
+def _outputs(train: Tensor, test: Tensor, objective: Objective) -> int:
     """Classes that were seen, or numbers per sample."""
-    if train.dtype == torch.int64 and train.dim() == 1:
-        return int(torch.cat([train, test]).max()) + 1
-    return train[0].numel()
+    by_position = isinstance(objective, PerPosition | NextToken)
+    if train.dtype != torch.int64 or (train.dim() != 1 and not by_position):
+        return train[0].numel()
+    seen = torch.cat([train.flatten(), test.flatten()])
+    if isinstance(objective, NextToken):  # of a vocabulary few may occur
+        return int(seen.max()) + 1
+    return classes_seen(seen, "classes=")
 
 
 def _read(dataset: Dataset[Any], part: str) -> tuple[dict[str, Tensor], Tensor]:
@@ -135,6 +140,8 @@ def _read(dataset: Dataset[Any], part: str) -> tuple[dict[str, Tensor], Tensor]:
         except (TypeError, ValueError) as error:
             raise BadInput(f"{where} is not a pair (image tensor, label)") from error
         values = _inputs_of(given, where)
+        for name, value in values.items():
+            _check_numbers(value, name, where)
         if not inputs:
             inputs = {name: torch.empty((count, *value.shape), dtype=value.dtype) for name, value in values.items()}
         if values.keys() != inputs.keys():
@@ -149,6 +156,7 @@ def _read(dataset: Dataset[Any], part: str) -> tuple[dict[str, Tensor], Tensor]:
         targets.append(_target(target, where))
         if targets[-1].shape != targets[0].shape:
             raise BadInput(f"{where} has a label of shape {tuple(targets[-1].shape)}; all labels should have one shape")
+    _check_single(inputs)
     return inputs, torch.stack(targets)
 
 
@@ -158,6 +166,22 @@ def _inputs_of(given: Any, where: str) -> dict[str, Tensor]:
     if not isinstance(given, Tensor):
         raise BadInput(f"{where} should be an image tensor [C, H, W], another tensor, or a dict of tensors by name")
     return {IMAGE: _image(given, where) if given.dim() == 3 else given}
+
+
+def _check_numbers(value: Tensor, name: str, where: str) -> None:
+    if value.is_complex() or (value.is_floating_point() and not bool(torch.isfinite(value).all())):
+        what = "complex numbers" if value.is_complex() else "values that are not finite, such as NaN"
+        raise BadInput(f"{where} has {what}{'' if name == IMAGE else f' in {name}'}: mend or leave out such samples")
+
+
+def _check_single(inputs: dict[str, Tensor]) -> None:
+    """Images of one input are settled by themselves: 8-bit ones may come in any precision."""
+    for name, value in inputs.items():
+        if value.is_floating_point() and value.dtype != torch.float32 and not (name == IMAGE and value.dim() == 4):
+            raise BadInput(
+                f"the input {name} is {str(value.dtype).removeprefix('torch.')}, and networks take float32: give "
+                f"{name}.float()"
+            )
 
 
 def _target(given: Any, where: str) -> Tensor:
@@ -175,6 +199,4 @@ def _image(image: Tensor, where: str) -> Tensor:
             f"{where} is {image.dtype}; images should be uint8, uint16 or float, and other tensors of three dims need "
             "a name: give a dict"
         )
-    if image.is_floating_point() and not bool(torch.isfinite(image).all()):
-        raise BadInput(f"{where} has values that are not finite")
     return image

@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 
 from strata.core.errors import BadInput, one_line
-from strata.data.objectives import Objective
+from strata.data.float32 import check_float32_holds, check_float64_holds
+from strata.data.objectives import Objective, classes_seen
 from strata.data.reading import Reading
 
 SPLIT = "split"
@@ -51,6 +52,8 @@ def lines(path: Path) -> Iterator[tuple[int, str]]:
 def objects(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     """The JSON objects of a file, a line each, with where they stand."""
     for number, line in lines(path):
+        if number == 1:
+            line = line.removeprefix("\ufeff")  # a mark of the byte order, as in tables
         if not line.strip():
             continue
         try:
@@ -144,16 +147,20 @@ class Labels:
     names: tuple[str, ...] = ()
 
 
-def labels_of(train: Sequence[Row], test: Sequence[Row], objective: Objective, classes: int | None) -> Labels:
-    """What rows are labelled with, as the objective has it: nothing is converted but names of classes to numbers."""
+def labels_of(
+    train: Sequence[Row], test: Sequence[Row], objective: Objective, classes: int | None, what: str
+) -> Labels:
+    """What rows are labelled with, as the objective has it: nothing is converted but names of classes to numbers.
+    `what`: they are in, for sentences."""
     kind = objective.name
     if kind == "regression":
-        return _numbers(train, test)
+        return _numbers(train, test, what)
     if kind == "multi-label":
         return _several(train, test)
     names, numbers = classes_of([row.label for row in (*train, *test)], [row.where for row in (*train, *test)], classes)
     targets = torch.tensor(numbers)
-    return Labels(targets[: len(train)], targets[len(train) :], len(names) or _most(numbers, classes), names)
+    count = len(names) or classes or classes_of_numbers(targets, what)
+    return Labels(targets[: len(train)], targets[len(train) :], count, names)
 
 
 def classes_of(labels: Sequence[Any], where: Sequence[str], classes: int | None) -> tuple[tuple[str, ...], list[int]]:
@@ -181,11 +188,14 @@ def classes_of(labels: Sequence[Any], where: Sequence[str], classes: int | None)
     return names, [known[label] for label in labels]
 
 
-def _most(numbers: Sequence[int], classes: int | None) -> int:
-    return classes or max(numbers) + 1
+def classes_of_numbers(numbers: Tensor, what: str) -> int:
+    try:
+        return classes_seen(numbers, "--classes ")
+    except BadInput as error:
+        raise BadInput(f"{what}: {error}") from None
 
 
-def _numbers(train: Sequence[Row], test: Sequence[Row]) -> Labels:
+def _numbers(train: Sequence[Row], test: Sequence[Row], what: str) -> Labels:
     for row in (*train, *test):
         values = row.label if isinstance(row.label, list) and row.label else [row.label]
         if not all(type(value) in (int, float) for value in values):
@@ -197,6 +207,11 @@ def _numbers(train: Sequence[Row], test: Sequence[Row]) -> Labels:
             raise BadInput(
                 f"{row.where} and {train[0].where} have other counts of numbers to predict: give all the same"
             )
+        for value in values:
+            check_float64_holds(value, f"{row.where} as its label")
+    exact = np.array([row.label for row in (*train, *test)], dtype=np.float64).reshape(len(train) + len(test), -1)
+    names = [what] if exact.shape[1] == 1 else [f"number {1 + at} of {what}" for at in range(exact.shape[1])]
+    check_float32_holds(exact, names, "subtract an offset, or scale it")
     parts = [torch.tensor([row.label for row in part], dtype=torch.float32) for part in (train, test)]
     return Labels(parts[0], parts[1], parts[0].shape[1] if parts[0].dim() == 2 else 1)
 

@@ -130,9 +130,17 @@ class FederatedData:
     def __repr__(self) -> str:
         """One line, not its pixels."""
         users = "" if self.users is None else f", {len(self.users)} users"
-        what = f"{self.classes} classes" if isinstance(self.objective, Classification) else repr(self.objective)
+        empty = f" ({self.unseen} without a sample)" if self.unseen else ""
+        what = f"{self.classes} classes{empty}" if isinstance(self.objective, Classification) else repr(self.objective)
         samples = f"{len(self.train)} training and {len(self.test)} test samples of {self.inputs}"
         return f"<{self.name}: {samples}, {what}{users}>"
+
+    @property
+    def unseen(self) -> int:
+        """Classes that neither part has a sample of."""
+        if not isinstance(self.objective, Classification):
+            return 0
+        return max(0, self.classes - len(torch.cat([self.train.targets, self.test.targets]).unique()))
 
     @property
     def inputs(self) -> InputSpec:

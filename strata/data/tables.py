@@ -5,13 +5,16 @@ from __future__ import annotations
 import csv
 import io
 import math
+import re
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import torch
 
 from strata.core.errors import BadInput
+from strata.data.float32 import check_float32_holds, check_float64_holds
 from strata.data.objective_names import objective_named
 from strata.data.objectives import Objective
 from strata.data.reading import Reading
@@ -19,6 +22,9 @@ from strata.data.rows import SPLIT, Row, labels_of, lines, parts_of, users_of
 from strata.data.samples import FederatedData, Samples
 
 INPUT = "x"
+WHOLE = re.compile(r"0|-?[1-9][0-9]*")
+CODE = re.compile(r"-?0[0-9]+")  # a name of digits: 01 is not 1
+REAL = re.compile(r"[-+]?([0-9]+\.?[0-9]*|\.[0-9]+)(e[-+]?[0-9]+)?|[-+]?(nan|inf|infinity)", re.IGNORECASE)
 
 
 def load_table(path: Path, reading: Reading, classes: int | None = None) -> FederatedData:
@@ -46,15 +52,21 @@ def load_table(path: Path, reading: Reading, classes: int | None = None) -> Fede
         )
         for line, row in cells
     ]
+    if any(isinstance(row.label, str) and CODE.fullmatch(row.label) for row in rows):
+        rows = [replace(row, label=str(row.label)) for row in rows]  # codes of digits: all are names, 10 beside 01
     train, test, notes = parts_of(rows, reading, path.name)
     values = [np.array([row.text for row in part], dtype=np.float64) for part in (train, test)]
     if reading.standardise:
         mean, deviation = values[0].mean(0), values[0].std(0)
         values = [(part - mean) / np.where(deviation > 0, deviation, 1.0) for part in values]
     else:
-        _check_whole(values, columns, path)
+        check_float32_holds(
+            np.concatenate(values),
+            [f"the column {name!r} of {path.name}" for name in columns],
+            "subtract an offset or scale it, leave it out with --columns, or give --standardise",
+        )
     inputs = [{INPUT: torch.from_numpy(part.astype(np.float32))} for part in values]
-    labels = labels_of(train, test, objective, classes)
+    labels = labels_of(train, test, objective, classes, f"the column {reading.target!r} of {path.name}")
     return FederatedData(
         Samples(inputs[0], labels.train),
         Samples(inputs[1], labels.test),
@@ -102,7 +114,7 @@ def _columns(header: Sequence[str], reading: Reading, path: Path) -> list[str]:
 
 def _number(cell: str, where: str, column: str) -> float:
     try:
-        value = float(cell)
+        value = math.nan if "_" in cell else float(cell)  # which Python would leave out of 1_0
     except ValueError:
         value = math.nan
     if not math.isfinite(value):
@@ -111,6 +123,8 @@ def _number(cell: str, where: str, column: str) -> float:
             f"{where} has {what} in the column {column!r}, and columns are numbers: mend it, or name the columns to "
             "use with --columns"
         )
+    if WHOLE.fullmatch(cell):
+        check_float64_holds(int(cell), f"{where} in the column {column!r}")
     return value
 
 
@@ -119,27 +133,11 @@ def _target(cell: str, objective: Objective, where: str, column: str) -> str | i
         return _number(cell, where, column)
     if not cell:
         raise BadInput(f"{where} has nothing in the column {column!r}, which is to predict")
-    try:
+    if WHOLE.fullmatch(cell):
         return int(cell)
-    except ValueError:
-        pass
-    try:
-        float(cell)
-    except ValueError:
+    if not REAL.fullmatch(cell) or CODE.fullmatch(cell):
         return cell
     raise BadInput(
         f"{where} has {cell} in the column {column!r}: a class is a name or a whole number, and --objective regression "
         "is for real numbers"
     )
-
-
-def _check_whole(parts: Sequence[np.ndarray], columns: Sequence[str], path: Path) -> None:
-    """float32 holds whole numbers up to 2^24: a larger one, a time or an id, would become another."""
-    for values in parts:
-        changed = (values == np.rint(values)) & (values.astype(np.float32) != values)
-        if changed.any():
-            row, column = (int(one[0]) for one in np.nonzero(changed))
-            raise BadInput(
-                f"the column {columns[column]!r} of {path} has {values[row, column]:.0f}, which float32 cannot hold: "
-                "leave it out with --columns, or give --standardise"
-            )

@@ -12,7 +12,7 @@ from strata.core.errors import BadInput
 from strata.data.objective_names import objective_named
 from strata.data.objectives import IGNORED, Objective
 from strata.data.reading import Reading
-from strata.data.rows import Labels, Row, classes_of, labels_of, parts_of, text_rows, users_of
+from strata.data.rows import Labels, Row, classes_of, classes_of_numbers, labels_of, parts_of, text_rows, users_of
 from strata.data.samples import FederatedData, Samples
 from strata.data.tokenizers import Tokenizer, tokenizer_named
 from strata.graph.inputs import MASK
@@ -49,7 +49,7 @@ def text_data(
     ids = _encoded(tokenizer, texts)
     length, said = _length([len(one) for one in ids], reading.length, name)
     ids = [tokenizer.cut(text, one, length) if len(one) > length else one for text, one in zip(texts, ids, strict=True)]
-    labels = labels_of(train, test, objective, classes)
+    labels = labels_of(train, test, objective, classes, f"the field {reading.target!r} of {name}")
     return FederatedData(
         Samples(padded(ids[: len(train)], length, tokenizer.padding), labels.train),
         Samples(padded(ids[len(train) :], length, tokenizer.padding), labels.test),
@@ -194,7 +194,7 @@ def _tagged(
         Samples({key: one[:count] for key, one in inputs.items()}, targets[:count]),
         Samples({key: one[count:] for key, one in inputs.items()}, targets[count:]),
         name,
-        len(names) or classes or max(numbers) + 1,
+        len(names) or classes or classes_of_numbers(torch.tensor(numbers), f"the field {reading.target!r} of {name}"),
         users_of([row.user for row in train]),
         class_names=names,
         objective=objective,

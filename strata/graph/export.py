@@ -9,6 +9,7 @@ import inspect
 import logging
 import operator
 import sys
+import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass
@@ -243,16 +244,16 @@ def _mode(model: nn.Module, training: bool) -> Iterator[None]:
 
 @contextmanager
 def _without_dumps() -> Iterator[None]:
-    """Where torch.export fails it writes the graph so far, for its developers: a sentence of ours says it. What is
-    written where it does not fail comes out afterwards."""
+    """Where torch.export fails it writes the graph so far, for its developers: a sentence of ours says it. Neither does
+    it warn of its own inner workings. What else is written where it does not fail comes out afterwards."""
     out, err = StringIO(), StringIO()
-    logger = logging.getLogger("torch")
-    quiet = [handler for one in (logger, logging.lastResort) for handler in _handlers(one)]
+    quiet = _torch_handlers()
     levels = [handler.level for handler in quiet]
     for handler in quiet:
         handler.setLevel(logging.CRITICAL)
     try:
-        with redirect_stdout(out), redirect_stderr(err):
+        with warnings.catch_warnings(), redirect_stdout(out), redirect_stderr(err):
+            warnings.filterwarnings("ignore", "The tensor attributes? .* assigned during export", UserWarning)
             yield
     finally:
         for handler, level in zip(quiet, levels, strict=True):
@@ -261,8 +262,11 @@ def _without_dumps() -> Iterator[None]:
     sys.stderr.write(err.getvalue())
 
 
-def _handlers(of: logging.Logger | logging.Handler | None) -> list[logging.Handler]:
-    return of.handlers if isinstance(of, logging.Logger) else [] if of is None else [of]
+def _torch_handlers() -> list[logging.Handler]:
+    """Of torch's loggers: many of them have one of their own."""
+    named = [logging.getLogger(name) for name in list(logging.root.manager.loggerDict) if name.split(".")[0] == "torch"]
+    found = [handler for logger in named for handler in logger.handlers]
+    return found if logging.lastResort is None else [*found, logging.lastResort]
 
 
 def _drop_assertions(graph: fx.Graph) -> None:

@@ -116,6 +116,13 @@ class InputSpec:
             tuple(Input(str(one["name"]), tuple(map(int, one["shape"])), dtype_named(one["dtype"])) for one in data)
         )
 
+    @property
+    def written(self) -> str:
+        """As --input takes it."""
+        shapes = ["x".join(map(str, one.shape)) for one in self.inputs]
+        kinds = [str(one.dtype).removeprefix("torch.") for one in self.inputs]
+        return ",".join(map(":".join, zip(self.names, kinds, shapes, strict=True)))
+
     def __str__(self) -> str:
         shapes = ["x".join(map(str, one.shape)) or "one number" for one in self.inputs]
         if self.single:

@@ -7,6 +7,7 @@ and is named.
 from __future__ import annotations
 
 import json
+import warnings
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -32,13 +33,14 @@ def load_weights(model: nn.Module, path: Path) -> list[str]:
     wanted = [name for name in own if not name.endswith("num_batches_tracked")]
     if len([name for name in wanted if name in fitting]) < max(1, ENOUGH * len(set(map(_place(own), wanted)))):
         raise BadInput(_refusal(model, path, found, fitting))
+    said = _converted(path, fitting, own)
     with torch.no_grad():
         for name, tensor in fitting.items():
             own[name].copy_(tensor)
     place = _place(own)
     loaded = {place(name) for name in fitting}  # a weight that is used twice may be there under one of its names
     left = [name for name in wanted if place(name) not in loaded]
-    return [_left_out(path, left, found, own)] if left else []
+    return [*said, _left_out(path, left, found, own)] if left else said
 
 
 def read_weights(path: Path) -> dict[str, Tensor]:
@@ -48,11 +50,27 @@ def read_weights(path: Path) -> dict[str, Tensor]:
     try:
         if path.suffix == ".safetensors":
             return load_file(path)
-        return _state_dict(torch.load(path, map_location="cpu", weights_only=True))
+        return _state_dict(_of_torch(path))
     except FileNotFoundError:
         raise BadInput(f"there is no file {path} to start from") from None
     except Exception as error:
         raise BadInput(f"{path} does not hold weights for this model: {one_line(error, 300)}") from error
+
+
+def _of_torch(path: Path) -> Any:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of how the file was pickled
+        try:
+            return torch.load(path, map_location="cpu", weights_only=True)
+        except OSError:
+            raise
+        except RuntimeError as error:  # of the reader of archives
+            raise BadInput("the file is damaged, or was cut short") from error
+        except Exception as error:  # of any kind, where it is no pickle; torch's words are a page
+            raise BadInput(
+                "it is no state dict that torch.save has written (a whole module, or other objects than tensors and "
+                "numbers, are not read, since that could run code): save model.state_dict()"
+            ) from error
 
 
 def _of_folder(folder: Path) -> dict[str, Tensor]:
@@ -78,10 +96,46 @@ def _index(path: Path) -> dict[str, str]:
 def _state_dict(value: Any) -> dict[str, Tensor]:
     if isinstance(value, Mapping):
         inner = next((value[key] for key in INSIDE if isinstance(value.get(key), Mapping)), value)
-        found = {str(name): tensor for name, tensor in inner.items() if isinstance(tensor, Tensor)}
+        found = _tensors(inner)
+        if not found:  # under a name of its own: there should be one alone that it can be
+            within = [one for one in map(_tensors, inner.values()) if one]
+            found = within[0] if len(within) == 1 else {}
         if found:
             return found
     raise BadInput(f"it holds {type(value).__name__}, not a state dict of tensors")
+
+
+def _tensors(value: Any) -> dict[str, Tensor]:
+    named = value.items() if isinstance(value, Mapping) else ()
+    return {str(name): tensor for name, tensor in named if isinstance(tensor, Tensor)}
+
+
+def _converted(path: Path, fitting: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> list[str]:
+    """What there is to say of weights of another type than the model's; those that are none, or would become others,
+    are refused."""
+    kinds: dict[torch.dtype, bool] = {}  # and whether all are held exactly
+    for name, tensor in fitting.items():
+        held = own[name]
+        if tensor.is_floating_point() and bool(tensor.isnan().any()):
+            raise BadInput(f"{path} has NaN in {name}: a training that failed left no weights to start from")
+        if tensor.dtype == held.dtype:
+            continue
+        there, here = (str(one.dtype).removeprefix("torch.") for one in (tensor, held))
+        became = tensor.to(held.dtype)
+        same = bool((became.to(tensor.dtype) == tensor).all())
+        if tensor.is_floating_point() != held.is_floating_point() or tensor.is_complex():
+            raise BadInput(
+                f"{path} has {there} in {name}, and the model has {here} there: convert them if that is meant"
+            )
+        if not same and (not held.is_floating_point() or bool((became.isinf() & tensor.isfinite()).any())):
+            raise BadInput(f"{path} has values in {name} that {here} cannot hold ({there} there)")
+        if held.is_floating_point():
+            kinds[tensor.dtype] = kinds.get(tensor.dtype, True) and same
+    return [
+        f"{path} has weights in {str(kind).removeprefix('torch.')}, "
+        + ("which become float32 exactly" if same else "which are rounded to float32")
+        for kind, same in kinds.items()
+    ]
 
 
 def _renamed(found: Mapping[str, Tensor], model: nn.Module) -> dict[str, Tensor]:

@@ -24,6 +24,7 @@ from strata.models.loading import load_model
 from strata.models.weights import load_weights
 from strata.runs.allowance import Allowance
 from strata.runs.callbacks import Callback, trackers
+from strata.runs.checks import own_augmentation
 from strata.runs.config import RunConfig
 from strata.runs.folder import has_checkpoint, is_finished, read_summary, refuse_used
 from strata.runs.progress import display
@@ -215,7 +216,9 @@ def with_inputs(data: FederatedData, asked: InputSpec) -> FederatedData:
     if not same_inputs(asked, found.inputs):
         kind = "the images of " if data.train.has_images and data.inputs.single else ""
         are = "are" if kind else "has"
-        raise BadInput(f"--input is {asked} and {kind}{data.name} {are} {data.inputs}: give the same or none")
+        alike = data.inputs.single and str(asked) != str(data.inputs)  # in all but the shape, which says enough
+        shown = [str(one) if alike else one.written for one in (asked, data.inputs)]
+        raise BadInput(f"--input is {shown[0]} and {kind}{data.name} {are} {shown[1]}: give the same or none")
     return found
 
 
@@ -250,7 +253,7 @@ def make_training(config: RunConfig, data: FederatedData) -> LocalTraining:
         **vars(config.execution),
         epochs=local.epochs,
         fixed_after=local.fixed_after,
-        augmentation=data.augmentation if local.augmentation is None else local.augmentation,
+        augmentation=own_augmentation(data) if local.augmentation is None else local.augmentation,
         device=local.device,
         kernels=None if config.may_use_kernels else False,
         shortened=not config.course.exact,

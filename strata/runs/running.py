@@ -43,6 +43,7 @@ from strata.runs import folder as folders
 from strata.runs.allowance import Allowance
 from strata.runs.callbacks import Callback, Callbacks, trackers
 from strata.runs.checks import (
+    check_augmented,
     check_fit,
     check_hooks,
     check_last,
@@ -52,6 +53,8 @@ from strata.runs.checks import (
     check_renumbering,
     kept_phases,
     narrowing,
+    own_augmentation,
+    unaugmented,
 )
 from strata.runs.components import DEFAULT_ROUNDS
 from strata.runs.config import ADAM_LR, AUTO, FORMAT, RunOptions, warmup_of
@@ -274,7 +277,8 @@ def carry_out(
         folder = RunFolder(out, _config_json(prepared, settings, training, request), resume, show.say)
         listeners.log = folder.say
         narrowed = narrowing(prepared.method, prepared.pretrained and not resume)
-        for note in (*data.notes, *prepared.notes, *narrowed, *kept_notes):
+        told = (*data.notes, *prepared.notes, *unaugmented(training, data), *narrowed, *kept_notes)
+        for note in told:
             folder.say(note)
         samples = {"test": len(data.test)} | ({"validation": len(held)} if held is not None else {})
         session = Session(
@@ -413,7 +417,7 @@ def _as_planned(
         return training
     plan = method.plan
     if training is None:
-        return LocalTraining(**vars(plan.execution), augmentation=data.augmentation)
+        return LocalTraining(**vars(plan.execution), augmentation=own_augmentation(data))
     planned, given = plan.execution.at_once, training.at_once
     if given > planned:
         raise BadInput(
@@ -439,14 +443,11 @@ def _as_planned(
 
 def complete(training: LocalTraining | None, data: FederatedData) -> LocalTraining:
     """With the data's own augmentation (unless training is given), normalisation, and what this machine can do."""
-    training = training or LocalTraining(augmentation=data.augmentation)
+    training = training or LocalTraining(augmentation=own_augmentation(data))
     training = replace(training, objective=data.objective)
     if not training.mean and training.preparation is None:
         training = replace(training, mean=data.train.mean, std=data.train.std)
-    if training.transform is None and training.augmentation != "none" and not data.train.has_images:
-        raise BadInput(
-            f"the augmentation {training.augmentation} is for images, and {data.name} has none: leave it out"
-        )
+    check_augmented(training, data)
     if training.kernels is None:  # decided here, once, and recorded: all workers do the same
         training = replace(training, kernels=kernels.available())
     elif training.kernels:

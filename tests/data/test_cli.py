@@ -31,6 +31,7 @@ def test_the_list_says_what_is_on_disk(root, capsys):
     code, out, _ = run(capsys)
     rows = {line.split()[0]: line for line in out.splitlines() if line}
     assert code == 0 and "  yes  " in rows["cifar10"] and "  no  " in rows["cifar100"] and "170 MB" in rows["cifar10"]
+    assert "  360 kB  " in rows["trec"] and "about 5 GB, by hand" in rows["femnist"]
     assert "in the package" in rows["digits"] and "image-net.org" in rows["imagenet64"]
     _, out, _ = run(capsys, "--json", "--dir", str(root))
     listed = {row["name"]: row for row in json.loads(out)["data"]}

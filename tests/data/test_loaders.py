@@ -309,11 +309,11 @@ def _picture(path, colour, size=(8, 8)) -> None:
 POSTSCRIPT = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 8 8\n%%EndComments\nshowpage\n%%EOF\n"
 
 
-def _claimed(width: int, height: int, bits: int) -> bytes:
-    """A grey PNG of a few bytes that says it is this large."""
-    header = struct.pack(">2I5B", width, height, bits, 0, 0, 0, 0)
+def _claimed(width: int, height: int, bits: int, colour: int = 0, content: bytes = b"") -> bytes:
+    """A grey PNG (of colour: 2) of a few bytes that says it is this large."""
+    header = struct.pack(">2I5B", width, height, bits, colour, 0, 0, 0)
     made = b"\x89PNG\r\n\x1a\n"
-    for kind, body in ((b"IHDR", header), (b"IDAT", zlib.compress(b"")), (b"IEND", b"")):
+    for kind, body in ((b"IHDR", header), (b"IDAT", zlib.compress(content)), (b"IEND", b"")):
         made += struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
     return made
 
@@ -522,3 +522,67 @@ def test_pictures_that_cannot_be_read_are_left_out_where_that_is_asked_for(tmp_p
     assert data.notes == (f"{tmp_path}: 2 unreadable pictures are left out: ant/notes.png, bee/5.png",)
     with pytest.raises(BadInput, match="--skip-unreadable is not for the data digits: leave it out"):
         load("digits", reading=Reading(skip_unreadable=True))
+
+
+def _odd_pictures() -> dict[str, tuple[Image.Image, str]]:
+    """Pictures that 8-bit colour cannot hold, by the file's name, and what is said of them."""
+    deep = np.linspace(1000, 40000, 64).reshape(8, 8)
+    clear = Image.new("RGBA", (8, 8), (9, 9, 9, 128))
+    index = Image.new("P", (8, 8), 0)
+    index.info["transparency"] = 0
+    return {
+        "deep.png": (Image.fromarray(deep.astype(np.uint16)), "values of more than 8 bits"),
+        "whole.tif": (Image.fromarray(deep.astype(np.int32)), "values of more than 8 bits"),
+        "float.tif": (Image.fromarray((deep / 40000).astype(np.float32)), "floating point values"),
+        "clear.png": (clear, "transparency"),
+        "grey.png": (clear.convert("LA"), "transparency"),
+        "index.png": (index, "transparency"),
+    }
+
+
+@pytest.mark.parametrize("name", sorted(_odd_pictures()))
+def test_pictures_are_not_narrowed_to_8_bit_colour(tmp_path: Path, name: str) -> None:
+    for kind in ("ant", "bee"):
+        for number in range(3):
+            _picture(tmp_path / kind / f"{number}.png", (number, 0, 0))
+    picture, what = _odd_pictures()[name]
+    picture.save(tmp_path / "bee" / name)
+    with pytest.raises(BadInput, match=f"bee/{name} has {what}, .* 8-bit colour: .*--skip-unreadable leaves it out"):
+        load("folder", tmp_path)
+    data = load("folder", tmp_path, Reading(skip_unreadable=True))
+    assert data.notes == (f"{tmp_path}: 1 unreadable pictures are left out: bee/{name} ({what})",)
+
+
+def test_leaving_out_pictures_leaves_some_of_each_class(tmp_path: Path) -> None:
+    for kind in ("ant", "bee"):
+        for number in range(3):
+            _picture(tmp_path / kind / f"{number}.png", (number, 0, 0))
+            if kind == "bee":
+                _odd_pictures()["deep.png"][0].save(tmp_path / kind / f"{number}.png")
+    with pytest.raises(
+        BadInput, match="none is left to train on in the class 'bee'; .*bee/0.png, which has values of more"
+    ):
+        load("folder", tmp_path, Reading(skip_unreadable=True))
+
+
+def test_colours_of_16_bits_are_not_narrowed(tmp_path: Path) -> None:
+    """Pillow opens them as RGB and would say nothing."""
+    (tmp_path / "a.ppm").write_bytes(b"P6 2 1 65535\n" + bytes(range(12)))
+    (tmp_path / "a.png").write_bytes(_claimed(2, 1, bits=16, colour=2, content=b"\0" + bytes(range(12))))
+    for name in ("a.ppm", "a.png"):
+        with pytest.raises(BadInput, match=f"{name} has values of more than 8 bits"):
+            decode_pictures([tmp_path / name], np.empty((1, 3, 2, 2), dtype=np.uint8))
+
+
+def test_what_8_bit_colour_holds_is_read_as_before(tmp_path: Path) -> None:
+    colour = (10, 200, 30)
+    opaque = Image.new("RGBA", (2, 2), (*colour, 255))
+    index = Image.new("P", (2, 2), 1)
+    index.putpalette([0, 0, 0, *colour])
+    paths = []
+    for name, picture in (("a.png", opaque), ("b.gif", index), ("c.bmp", Image.new("RGB", (2, 2), colour))):
+        picture.save(tmp_path / name)
+        paths.append(tmp_path / name)
+    into = np.empty((3, 3, 2, 2), dtype=np.uint8)
+    decode_pictures(paths, into)
+    assert into[:, :, 0, 0].tolist() == [list(colour)] * 3

@@ -11,7 +11,19 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from strata.core.errors import BadInput
-from strata.data import FederatedData, ImageSet, Regression, Samples, hold_out, parse_partition, wrap
+from strata.data import (
+    IGNORED,
+    FederatedData,
+    ImageSet,
+    MultiLabel,
+    NextToken,
+    PerPosition,
+    Regression,
+    Samples,
+    hold_out,
+    parse_partition,
+    wrap,
+)
 from strata.training import LocalTraining
 
 IDS = torch.arange(12).view(4, 3)
@@ -128,3 +140,38 @@ def test_own_datasets_of_other_inputs() -> None:
         BadInput, match="sample 1 of the training data set has the inputs age, the first one image, age"
     ):
         wrap(Listed(named[0], ({"age": torch.tensor([1.0])}, 2.0)), Listed(named[0]), objective=Regression())
+
+
+def test_classes_by_position_are_counted_by_their_values() -> None:
+    image = torch.zeros(3, 8, 8, dtype=torch.uint8)
+    mask = torch.full((8, 8), IGNORED)
+    mask[0, 0] = 3
+    assert wrap(Listed((image, mask)), Listed((image, mask * 0)), objective=PerPosition()).classes == 4
+    ids = torch.tensor([1, 2, 5])
+    assert wrap(Listed((ids, ids)), Listed((ids, ids)), objective=NextToken()).classes == 6
+    several = torch.tensor([1, 0, 1])
+    assert wrap(Listed((ids, several)), Listed((ids, several)), objective=MultiLabel()).classes == 3  # as ever
+
+
+def test_ids_are_not_taken_for_classes() -> None:
+    image = torch.zeros(3, 2, 2, dtype=torch.uint8)
+    with pytest.raises(BadInput, match="makes 5001 classes, and 2 of them occur: .* say so with classes=5001"):
+        wrap(Listed((image, 0), (image, 5000)), Listed((image, 0)))
+    assert wrap(Listed((image, 0), (image, 5000)), Listed((image, 0)), classes=5001).unseen == 4999
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        (torch.ones(2, dtype=torch.float64), "the input age is float64, and networks take float32: give age.float"),
+        (torch.ones(2, dtype=torch.float16), "the input age is float16"),
+        (
+            torch.tensor([1.0, float("nan")]),
+            "sample 0 of the training data set has values that are not finite.* in age",
+        ),
+        (torch.ones(2, dtype=torch.complex64), "has complex numbers in age"),
+    ],
+)
+def test_inputs_that_no_network_takes(value: torch.Tensor, said: str) -> None:
+    with pytest.raises(BadInput, match=said):
+        wrap(Listed(({"age": value}, 0)), Listed(({"age": value}, 0)))

@@ -14,8 +14,9 @@ import torch
 
 from strata.core.errors import BadInput
 from strata.data import IGNORED, FederatedData, MultiLabel, NextToken, PerPosition, Reading, Regression, load
+from strata.graph.inputs import InputSpec
 from strata.runs.config import RunConfig
-from strata.runs.launch import reading_of
+from strata.runs.launch import reading_of, with_inputs
 from tests.data.real import SHARED
 
 I = IGNORED  # noqa: E741
@@ -101,6 +102,38 @@ def test_whole_numbers_are_classes_as_they_are(tmp_path: Path) -> None:
     assert loaded(path, classes=5).classes == 5
     with pytest.raises(BadInput, match="line 2 of .* has the label 2; .* within 0 to 1"):
         loaded(path, classes=2)
+
+
+def test_inputs_that_the_data_has_not_are_named(tmp_path: Path) -> None:
+    data = loaded(written(tmp_path, *TWO))
+    here = "rows.jsonl has input_ids:int64:2,attention_mask:bool:2"
+    for asked in ("nosuch:int64:2", "input_ids:float32:2"):
+        with pytest.raises(BadInput, match=f"^--input is {asked} and {here}: give the same or none$"):
+            with_inputs(data, InputSpec.of(asked))
+
+
+def test_ids_are_not_taken_for_classes(tmp_path: Path) -> None:
+    ids = [{"text": "a", "label": label, "split": split} for label, split in ((59_090_387, "train"), (7, "test"))]
+    path = written(tmp_path, *ids)
+    with pytest.raises(
+        BadInput, match="the field 'label' of rows.jsonl: .* makes 59090388 classes, and 2 .* --classes 59"
+    ):
+        loaded(path)
+    tags = [{**row, "text": ["a"], "label": [row["label"]]} for row in ids]
+    with pytest.raises(BadInput, match="makes 59090388 classes"):
+        loaded(written(tmp_path, *tags), objective="per-position")
+    few = [{"text": "a", "label": label, "split": split} for label, split in ((3, "train"), (70, "test"))]
+    data = loaded(written(tmp_path, *few))
+    assert "71 classes (69 without a sample)>" in repr(data)
+    assert data.notes == ("rows.jsonl: 69 of 71 classes have no sample",)
+    asked = loaded(written(tmp_path, *few), classes=2000)  # said is said
+    assert asked.classes == 2000 and asked.notes == ()
+
+
+def test_a_mark_of_the_byte_order_is_no_part_of_the_text(tmp_path: Path) -> None:
+    path = written(tmp_path, *TWO)
+    path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())
+    assert len(loaded(path).train) == 2
 
 
 def test_a_share_is_held_out_the_same_every_time(tmp_path: Path) -> None:
@@ -226,6 +259,68 @@ def test_a_table_of_numbers_to_predict(tmp_path: Path) -> None:
 def test_what_tables_are_refused(tmp_path: Path, text: str, asked: dict[str, object], said: str) -> None:
     with pytest.raises(BadInput, match=said):
         table(tmp_path, text, **asked)
+
+
+def test_names_of_digits_are_no_numbers(tmp_path: Path) -> None:
+    rows = [("01", "train"), ("1", "train"), ("10", "test")]
+    text = "a,kind,who,split\n" + "".join(f"1,{kind},u,{split}\n" for kind, split in rows)
+    assert table(tmp_path, text, objective="classification").class_names == ("01", "1", "10")
+    grouped = text.replace("01", "2_0").replace(",1,", ",1_0,").replace(",10,", ",x,")
+    assert table(tmp_path, grouped, objective="classification").class_names == ("1_0", "2_0", "x")
+    with pytest.raises(BadInput, match="give names to all classes, or whole numbers"):
+        table(tmp_path, text.replace("01", "1_0"), objective="classification")
+    with pytest.raises(BadInput, match="line 2 .* has '1_0' in the column 'a', and columns are numbers"):
+        table(tmp_path, text.replace("\n1,01", "\n1_0,01"), objective="classification")
+
+
+def test_classes_of_a_table_that_are_ids(tmp_path: Path) -> None:
+    text = "a,kind,who,split\n" + "".join(f"{n},{n * 985_000},u,{'train' if n else 'test'}\n" for n in range(60))
+    with pytest.raises(BadInput, match="the column 'kind' of table.csv: labels are whole numbers up to .* --classes"):
+        table(tmp_path, text, objective="classification")
+
+
+def numbers(folder: Path, values: object, **asked: object) -> FederatedData:
+    """A table whose column a is the values; b is to predict unless asked otherwise."""
+    rows = "".join(f"{value},{n % 7},u\n" for n, value in enumerate(values))  # type: ignore[arg-type, var-annotated]
+    return table(folder, "a,b,who\n" + rows, **{"objective": "regression", "target": "b", **asked})
+
+
+LOST = {
+    "times": [1_700_000_000.5 + n for n in range(60)],
+    "ids": [16_777_217 + 2 * n for n in range(60)],
+    "a half": [1, 2, 3, 16_777_216.5, *range(20)],
+    "a narrow band": [1000 + n * 1e-5 for n in range(60)],
+    "close ones beside a far one": [0.0] * 30 + [1 + n * 1e-9 for n in range(30)],
+    "too large": [*range(20), 1e39],
+    "more than float64 holds": [0, 2**53 + 1, *range(20)],
+}
+
+
+@pytest.mark.parametrize("name", LOST)
+def test_numbers_that_float32_would_make_alike_are_refused(tmp_path: Path, name: str) -> None:
+    values = LOST[name]
+    with pytest.raises(BadInput, match="column 'a'.* has .*: subtract an offset, or scale it|give --standardise"):
+        numbers(tmp_path, values)
+    with pytest.raises(BadInput, match="subtract an offset, or scale it$"):
+        numbers(tmp_path, values, target="a", columns=("b",))
+    rows = [{"text": "a", "label": value} for value in values]
+    with pytest.raises(BadInput, match="(label|the field 'label' of rows.jsonl) has .*: subtract an offset, or scale"):
+        loaded(written(tmp_path, *rows), objective="regression")
+    if name != "more than float64 holds":
+        assert len(numbers(tmp_path, values, standardise=True).train)
+
+
+def test_numbers_that_float32_rounds_by_their_last_digit_are_taken(tmp_path: Path) -> None:
+    random = np.random.default_rng(0)
+    for values in (random.random(3000), 280 + 20 * random.random(300), np.exp(3 * random.normal(size=300)), [0.1] * 20):
+        data = numbers(tmp_path, values)
+        assert len(data.train) + len(data.test) == len(values)
+
+
+def test_several_numbers_to_predict_are_looked_at_each(tmp_path: Path) -> None:
+    rows = [{"text": "a", "label": [n, 1.7e9 + n]} for n in range(20)]
+    with pytest.raises(BadInput, match="number 2 of the field 'label' of rows.jsonl has 17000000.., which float32"):
+        loaded(written(tmp_path, *rows), objective="regression")
 
 
 def test_a_data_set_that_hugging_face_has_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

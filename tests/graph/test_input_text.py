@@ -109,7 +109,7 @@ def test_the_command_line_learns_text(
     assert RunConfig.of_folder(out, {}).data == f"text:{tmp_path}/rows.jsonl"
     monkeypatch.chdir(tmp_path)
     for wrong, sentence in [
-        (["--input", "input_ids:int64:9"], "--input is 9 and rows.jsonl has input_ids 7, attention_mask 7"),
+        (["--input", "input_ids:int64:9"], "rows.jsonl has input_ids:int64:7,attention_mask:bool:7"),
         (["--objective", "regression", "--target", "text"], "regression needs a number"),
         (["--tokenizer", "words"], "words with a tokenizer: give bytes, chars"),
         (["--sizes", "lognormal:1"], "sizes are for the partitions iid"),

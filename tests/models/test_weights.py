@@ -182,3 +182,53 @@ def test_a_real_network_of_images_for_other_classes() -> None:
     own = {f"module.{name}": value for name, value in model.state_dict().items()}
     assert set(published) <= set(own) and len(published) > 90
     assert all(torch.equal(own[name], value) for name, value in published.items() if "linear" not in name)
+
+
+def test_weights_of_another_type_are_said_or_refused(tmp_path: Path) -> None:
+    source, path = Net(), tmp_path / "w.pt"
+    for kind, said in (
+        (torch.bfloat16, "bfloat16, which become float32 exactly"),
+        (torch.float16, "float16, which become float32 exactly"),
+        (torch.float64, "float64, which are rounded to float32"),
+    ):
+        state = {name: one.to(kind) if one.is_floating_point() else one for name, one in source.state_dict().items()}
+        state["head.bias"] = state["head.bias"] + 1 / 3
+        model = Net()
+        assert load_weights(model, written(path, state)) == [f"{path} has weights in {said}"]
+        assert torch.equal(model.head.bias, state["head.bias"].float())
+    for name, given, said in (
+        ("head.bias", torch.tensor([0.0, float("nan"), 1.0]), "has NaN in head.bias"),
+        ("head.bias", torch.tensor([1, 2, 3]), "has int64 in head.bias, and the model has float32 there"),
+        ("head.bias", torch.tensor([1, 2, 3]).bool(), "has bool in head.bias"),
+        ("head.bias", torch.full((3,), 1e40, dtype=torch.float64), "values in head.bias that float32 cannot hold"),
+        ("body.1.num_batches_tracked", torch.tensor(0.5), "has float32 in body.1.num_batches_tracked"),
+    ):
+        model, before = Net(), Net()
+        before.load_state_dict(model.state_dict())
+        with pytest.raises(BadInput, match=said):
+            load_weights(model, written(path, {**source.state_dict(), name: given}))
+        assert same(model, before)
+
+
+def test_a_state_dict_under_any_name(tmp_path: Path) -> None:
+    source, model = Net(), Net()
+    torch.save({"epoch": 3, "net": source.state_dict(), "optimizer": {"state": {}}}, tmp_path / "w.pt")
+    assert load_weights(model, tmp_path / "w.pt") == [] and same(model, source)
+    torch.save({"net": source.state_dict(), "ema": source.state_dict()}, tmp_path / "two.pt")
+    with pytest.raises(BadInput, match="it holds dict, not a state dict"):
+        load_weights(model, tmp_path / "two.pt")
+
+
+def test_what_is_no_state_dict_is_one_sentence(tmp_path: Path) -> None:
+    torch.save(Net(), tmp_path / "module.pt")
+    (tmp_path / "junk.pt").write_bytes(b"hello")
+    whole = written(tmp_path / "whole.pt", Net().state_dict()).read_bytes()
+    (tmp_path / "cut.pt").write_bytes(whole[: len(whole) // 2])
+    for name, said in (
+        ("module.pt", "a whole module, .* save model.state_dict"),
+        ("junk.pt", "no state dict"),
+        ("cut.pt", "cut short"),
+    ):
+        with pytest.raises(BadInput, match=f"{name} does not hold weights for this model: .*{said}") as refused:
+            read_weights(tmp_path / name)
+        assert len(str(refused.value)) < 400 and "\x1b" not in str(refused.value)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import io
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -92,6 +93,37 @@ def test_a_branch_on_data_is_one_sentence(capfd: pytest.CaptureFixture[str]) -> 
     with pytest.raises(BadInput, match="Branch decides by the values of a tensor which way to go"):
         ChannelGraph(Branch(), (3, 8, 8))
     assert capfd.readouterr() == ("", "")
+
+
+class Recurrent(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.cells, self.out = nn.LSTM(4, 8, batch_first=True), nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.out(self.cells(x)[0][:, -1])
+        return out
+
+
+EXPORTED = """
+from strata import BadInput
+from strata.graph import ChannelGraph
+from tests.runs.test_ease import Branch, Recurrent
+ChannelGraph(Recurrent(), (6, 4))
+try:
+    ChannelGraph(Branch(), (3, 8, 8))
+except BadInput:
+    print("refused")
+"""
+
+
+def test_torch_says_nothing_of_its_own_where_a_model_is_exported() -> None:
+    """In a process of its own: here torch's handlers write to what pytest has put in the place of stderr."""
+    environment = {**os.environ, "STRATA_CACHE": "off"}
+    ended = subprocess.run(
+        [sys.executable, "-c", EXPORTED], capture_output=True, text=True, timeout=120, env=environment
+    )
+    assert (ended.stdout, ended.stderr) == ("refused\n", "")
 
 
 class Words(nn.Module):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -96,6 +97,36 @@ def test_a_class_for_each_pixel(tmp_path: Path) -> None:
     each = [((found == c) & (wanted == c)).sum().item() / ((found == c) | (wanted == c)).sum().item() for c in (0, 1)]
     assert result.summary["metrics"]["mean_iou"] == pytest.approx(sum(each) / 2, abs=0.01)
     assert result.summary["iou"] == pytest.approx(each, abs=0.01)
+
+
+def test_images_are_not_cropped_away_from_their_targets(tmp_path: Path) -> None:
+    network = seeded(lambda: nn.Sequential(nn.Conv2d(3, 8, 1), nn.ReLU(), nn.Conv2d(8, 2, 1)))
+    data = FederatedData(pictures(16), pictures(8), "pixels", 2, objective=PerPosition())
+    with pytest.raises(BadInput, match="augmentation cifar does not suit pixels: its images would be cropped and flip"):
+        run(network, data, tmp_path / "run", training=LocalTraining(augmentation="cifar"))
+    assert not (tmp_path / "run").exists()
+    run(network, replace(data, augmentation="cifar"), tmp_path / "own", rounds=1)  # only the data's default
+    config = json.loads((tmp_path / "own" / "config.json").read_text())
+    assert config["settings"]["training"]["augmentation"] == "none"
+    said = "the augmentation of pixels, cifar, is left out: its images"
+    assert said in (tmp_path / "own" / "run.log").read_text()
+
+
+class Pair(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.out = nn.Linear(3, 2)
+
+    def forward(self, left: Tensor, right: Tensor) -> Tensor:
+        return self.out((left - right).mean((2, 3)))
+
+
+def test_two_images_are_not_cropped_apart(tmp_path: Path) -> None:
+    images = pictures(8).inputs["x"]
+    part = Samples({"left": images, "right": images}, torch.arange(8) % 2)
+    data = FederatedData(part, part, "pairs", 2)
+    with pytest.raises(BadInput, match=r"does not suit pairs: each of its images \(left, right\) would be cropped"):
+        run(Pair(), data, tmp_path / "run", training=LocalTraining(augmentation="cifar"))
 
 
 def test_several_labels(tmp_path: Path) -> None:
