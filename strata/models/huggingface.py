@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import nn
 
 from strata.core.errors import BadInput, one_line
 from strata.core.paths import expanded
-from strata.models.weights import FILES, INDICES, load_weights
+from strata.models.weights import FILES, INDICES, enough, left_out, load_weights, not_loaded
 
 PREFIX = "hf:"
 # what is learnt -> the class of transformers that has a head for it
@@ -32,15 +36,55 @@ def load_folder(name: str, classes: int | None, task: str, notes: list[str]) -> 
         model = _maker(transformers, config, task).from_config(_for_training(config, classes, task))
     except Exception as error:
         raise BadInput(f"the model in {folder} cannot be made: {one_line(error, 300, kind=True)}") from error
+    model = model.float()
     if has_weights(folder):
-        notes += load_weights(model, folder)
+        notes += _load(model, folder, transformers)
     else:
         notes.append(f"{folder} has no weights: the model begins from random ones")
-    return model.float()
+    return model
 
 
 def has_weights(folder: Path) -> bool:
     return any((folder / file).is_file() for file in (*FILES, *INDICES))
+
+
+def _load(model: Any, folder: Path, transformers: Any) -> list[str]:
+    """By transformers' own loader, which knows what entries were called when they were saved. What it finds goes into
+    `model`, so that what it does not find begins as a model made without weights."""
+    try:
+        with _quiet(transformers.utils.logging):
+            found, info = type(model).from_pretrained(
+                folder,
+                config=deepcopy(model.config),
+                local_files_only=True,
+                ignore_mismatched_sizes=True,
+                output_loading_info=True,
+            )
+    except Exception:
+        return load_weights(model, folder)  # which says what is wrong with them, if it cannot load them either
+    own, sizes = model.state_dict(), {name: there for name, there, _ in info["mismatched_keys"]}
+    fitting = own.keys() - set(info["missing_keys"]) - sizes.keys()
+    if not enough(own, fitting):
+        return load_weights(model, folder)
+    loaded = found.state_dict()
+    with torch.no_grad():
+        for name in fitting:
+            own[name].copy_(loaded[name])
+    return left_out(folder, not_loaded(own, fitting), sizes, own)
+
+
+@contextmanager
+def _quiet(log: Any) -> Iterator[None]:
+    """Without a table of what was missing, which we say ourselves, and without a bar."""
+    level, bar = log.get_verbosity(), log.is_progress_bar_enabled()
+    log.set_verbosity_error()
+    log.disable_progress_bar()
+    try:
+        yield
+    finally:
+        log.set_verbosity(level)
+        if bar:
+            log.enable_progress_bar()
 
 
 def _transformers() -> Any:
