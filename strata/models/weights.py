@@ -21,12 +21,19 @@ FILES = ("model.safetensors", "pytorch_model.bin")
 INDICES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")  # of weights in several files
 INSIDE = ("state_dict", "model_state_dict", "model")  # where training scripts put a state dict beside other things
 ENOUGH = 0.5  # of the model's entries: fewer are another model's
+Sizes = Mapping[str, Sequence[int]]
 NAMED = 6  # names in a sentence, at the most
 
 
 def load_weights(model: nn.Module, path: Path, anew: Collection[str] | None = None) -> list[str]:
     """What there is to say of it, a sentence each. `anew`: the entries that the model has from nowhere else (None: all
     of them)."""
+    left, sizes = load(model, path)
+    return left_out(path, left, sizes, model, anew)
+
+
+def load(model: nn.Module, path: Path) -> tuple[list[str], Sizes]:
+    """The entries that were not loaded, and the sizes of what is there."""
     found = _renamed(read_weights(path), model)
     own = model.state_dict()
     fitting = {name: tensor for name, tensor in found.items() if name in own and own[name].shape == tensor.shape}
@@ -35,7 +42,7 @@ def load_weights(model: nn.Module, path: Path, anew: Collection[str] | None = No
     with torch.no_grad():
         for name, tensor in fitting.items():
             own[name].copy_(tensor)
-    return left_out(path, not_loaded(own, fitting), {name: one.shape for name, one in found.items()}, own, anew)
+    return not_loaded(own, fitting), {name: tuple(one.shape) for name, one in found.items()}
 
 
 def enough(own: Mapping[str, Tensor], fitting: Collection[str]) -> bool:
@@ -130,13 +137,10 @@ def _place(own: Mapping[str, Tensor]) -> Any:
 
 
 def left_out(
-    path: Path,
-    left: Sequence[str],
-    sizes: Mapping[str, Sequence[int]],
-    own: Mapping[str, Tensor],
-    anew: Collection[str] | None = None,
+    path: Path, left: Sequence[str], sizes: Sizes, model: nn.Module, anew: Collection[str] | None = None
 ) -> list[str]:
     """The sentences on entries of the model that were not loaded. `sizes`: of what is there."""
+    own = model.state_dict()
 
     def of(name: str) -> str:
         if name not in sizes:
