@@ -152,7 +152,7 @@ def test_a_model_of_a_folder(tmp_path: Path) -> None:
 PICTURES = {"num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 24, "image_size": 8, "patch_size": 4}
 RENAMED = {
     "ViT": {"hidden_size": 16, **PICTURES},
-    "Swin": {"image_size": 16, "patch_size": 4, "embed_dim": 8, "depths": [1], "num_heads": [2], "window_size": 2},
+    "Swin": {"image_size": 16, "patch_size": 4, "embed_dim": 16, "depths": [1], "num_heads": [2], "window_size": 2},
 }
 
 
