@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from strata.cli.plan import INPUT_HELP, picture_format
+from strata.cli.plan import INPUT_HELP, VOCABULARY_HELP, picture_format
 from strata.core.errors import BadInput, Infeasible
 from strata.core.flags import add_flags, flags_of, given
 from strata.core.sizes import at_least_one, parse_input
@@ -20,6 +20,7 @@ from strata.runs.config import RunConfig, warmup_of
 
 if TYPE_CHECKING:
     from strata.data import FederatedData
+    from strata.graph import ChannelGraph
     from strata.planning.fit import Fit, Way
 
     Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]
@@ -49,6 +50,7 @@ def add_parser(subparsers: Subparsers) -> None:
     add_flags(parser, RunConfig, only=LOOKED_AT)
     group = parser.add_argument_group("what the model takes and gives (without --data)")
     group.add_argument("--classes", metavar="N", help="number of classes (default 10, or what the callable chooses)")
+    group.add_argument("--vocabulary", metavar="N", help=VOCABULARY_HELP)
     group.add_argument("--input", metavar="CxHxW", help=INPUT_HELP)
     group.add_argument("--samples", metavar="N", help=f"training samples of a device (default {SAMPLES})")
     time = parser.add_argument_group("time (without these: on this machine, by a short calibration)")
@@ -68,10 +70,10 @@ def run(args: argparse.Namespace) -> int:
         raise BadInput("give what a device can hold: --budget, such as 6.5MiB")
     if args.pilot is not None and "data" not in asked:
         raise BadInput("a pilot trains, so it needs data: give --data, such as digits or cifar10")
-    if "data" in asked and (args.input or args.classes or args.samples):
+    if "data" in asked and (args.input or args.classes or args.vocabulary or args.samples):
         raise BadInput(
-            "the data says what the model takes and how many samples there are: leave out --input, --classes and "
-            "--samples"
+            "the data says what the model takes and how many samples there are: leave out --input, --classes, "
+            "--vocabulary and --samples"
         )
     pilot = None if args.pilot is None else at_least_one(args.pilot, "--pilot")
     speed = speed_of(args)
@@ -101,7 +103,7 @@ def fit_of(config: RunConfig, args: argparse.Namespace, speed: Any) -> Fit:
     from strata.graph import ChannelGraph  # torch: only once everything above has been read
     from strata.graph.inputs import InputSpec, taken_by
     from strata.methods.fitting import fit
-    from strata.models.loading import load_model
+    from strata.models.loading import load_model, refuse_vocabulary
     from strata.runs.launch import make_model
 
     problem = config.problem
@@ -110,8 +112,10 @@ def fit_of(config: RunConfig, args: argparse.Namespace, speed: Any) -> Fit:
         inputs = parse_input(args.input or "3x32x32")
         shape = InputSpec.of(inputs).inputs[0].shape
         classes = None if args.classes is None else at_least_one(args.classes, "--classes")
+        vocabulary = None if args.vocabulary is None else at_least_one(args.vocabulary, "--vocabulary")
+        refuse_vocabulary(problem.model, vocabulary)
         task = config.reading.objective or "classification"
-        model = load_model(problem.model, classes, shape, task=task)
+        model = load_model(problem.model, classes, shape, vocabulary, task)
         graph = ChannelGraph(model, inputs, width=config.approach.width)
         samples = SAMPLES if args.samples is None else at_least_one(args.samples, "--samples")
     else:
@@ -134,7 +138,7 @@ def fit_of(config: RunConfig, args: argparse.Namespace, speed: Any) -> Fit:
         samples=samples,
         epochs=config.local.epochs,
         name=problem.model,
-        command=lambda way: command_of(config, way),
+        command=lambda way: command_of(config, way, None if data is not None else data_for(graph)),
         say=say,
         plain=model,
         pretrained=config.pretrained,
@@ -147,9 +151,16 @@ def load_data_of(config: RunConfig) -> FederatedData:
     return load_data(config)
 
 
-def command_of(config: RunConfig, way: Way) -> str:
-    """What to paste."""
-    flags = flags_of(asked_of(config, way))
+def data_for(graph: ChannelGraph) -> str | None:
+    """What stands for data in a command, where those that a run takes by itself are of another kind."""
+    if any(not one.dtype.is_floating_point for one in graph.inputs.inputs):
+        return "text:FILE.jsonl"
+    return None if (graph.inputs.plain, graph.classes) == ((3, 32, 32), 10) else "DATA"
+
+
+def command_of(config: RunConfig, way: Way, data: str | None = None) -> str:
+    """What to paste. `data`: see data_for."""
+    flags = flags_of(asked_of(config, way)) + ([] if data is None else ["--data", data])
     if "--method" not in flags:  # it is the default
         flags = ["--method", way.method, *flags]
     return shlex.join(["strata", "run", *flags, "--out", f"runs/{way.method}"])

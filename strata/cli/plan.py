@@ -35,6 +35,7 @@ EXAMPLES = """examples:
   strata plan --model resnet44 --classes 200 --input 3x64x64 --budget 200MiB --verify --hard-cap
 """
 INPUT_HELP = "input shape, no batch (default 3x32x32); others NAME:DTYPE:SHAPE, such as input_ids:int64:64"
+VOCABULARY_HELP = "ids of text, for a callable with a parameter of this name (bytes have 257)"
 # Of a run's settings, those that a plan looks at beside the execution, by the keyword of `strata.plan`.
 PLANNED = {
     "constraints": "constraint",
@@ -67,6 +68,7 @@ def add_parser(subparsers: Subparsers) -> None:
     add_flags(parser, RunConfig, only=("model", "method", "rank", "targets", "objective", *planned()))
     group = parser.add_argument_group("what the model takes and gives")
     group.add_argument("--classes", metavar="N", help="number of classes (default 10, or what the callable chooses)")
+    group.add_argument("--vocabulary", metavar="N", help=VOCABULARY_HELP)
     group.add_argument("--input", default="3x32x32", metavar="CxHxW", help=INPUT_HELP)
     device = parser.add_argument_group("a device's time")
     add_speed_flags(device)
@@ -93,6 +95,7 @@ def run(args: argparse.Namespace) -> int:
     name = args.model or RunConfig.described()["model"].default
     inputs = parse_input(args.input)
     classes = None if args.classes is None else at_least_one(args.classes, "--classes")
+    vocabulary = None if args.vocabulary is None else at_least_one(args.vocabulary, "--vocabulary")
     picture_format(args.picture)
     speed = speed_of(args)
     if args.samples is not None and speed is None:
@@ -107,11 +110,12 @@ def run(args: argparse.Namespace) -> int:
     try:
         from strata.graph import ChannelGraph  # torch: only once everything above has been read
         from strata.graph.inputs import InputSpec
-        from strata.models.loading import load_model
+        from strata.models.loading import load_model, refuse_vocabulary
         from strata.planning.make import plan
 
+        refuse_vocabulary(name, vocabulary)
         shape = InputSpec.of(inputs).inputs[0].shape
-        model = load_model(name, classes, shape, task=args.objective or "classification")
+        model = load_model(name, classes, shape, vocabulary, args.objective or "classification")
         graph = ChannelGraph(model, inputs, width=args.width or "residual")
         if classes is not None and graph.classes != classes:
             raise BadInput(f"--classes is {classes}, but {name} has {graph.classes} outputs")
@@ -150,7 +154,7 @@ def run(args: argparse.Namespace) -> int:
     if args.verify or args.hard_cap:
         from strata.planning.verify import claim_of, verify
 
-        trials = verify(found, name, classes, args.hard_cap, args.objective)
+        trials = verify(found, name, classes, args.hard_cap, args.objective, vocabulary)
         seen = list(trials) if args.json else show_trials(claim_of(found), trials, args.hard_cap)
         if found.accounting == "paper" and args.hard_cap and not args.json:
             print("The paper's counting is not what a step really needs; --accounting peak plans for that.")
@@ -178,7 +182,7 @@ def run_method(args: argparse.Namespace) -> int:
     from strata.methods import method_class
     from strata.methods.heads import prepared_model
     from strata.methods.outline import configurations, outline
-    from strata.models.loading import load_model
+    from strata.models.loading import load_model, refuse_vocabulary
     from strata.runs.launch import make_method, own_options
     from strata.runs.running import settled
     from strata.runs.unused import refuse_unused
@@ -194,8 +198,10 @@ def run_method(args: argparse.Namespace) -> int:
         raise BadInput("--verify and --hard-cap take one --budget: ask for each kind of device by itself")
     asked_inputs = parse_input(args.input)
     classes = None if args.classes is None else at_least_one(args.classes, "--classes")
+    vocabulary = None if args.vocabulary is None else at_least_one(args.vocabulary, "--vocabulary")
+    refuse_vocabulary(config.problem.model, vocabulary)
     shape, task = InputSpec.of(asked_inputs).inputs[0].shape, args.objective or "classification"
-    model = load_model(config.problem.model, classes, shape, task=task)
+    model = load_model(config.problem.model, classes, shape, vocabulary, task)
     inputs = InputSpec.of(asked_inputs, model)
     model = prepared_model(method_class(args.method), model, inputs, config.course.seed, own_options(config))
     made = make_method(config, ChannelGraph(model, inputs, width=config.approach.width))
@@ -212,7 +218,7 @@ def run_method(args: argparse.Namespace) -> int:
         claim = Claim(found.budget_bytes or max(stage.memory_bytes for stage in found.stages), found.full_bytes)
         cap = claim if args.hard_cap else None
         request = {
-            **request_of(made.graph, made.graph.inputs, config.problem.model, classes, args.objective),
+            **request_of(made.graph, made.graph.inputs, config.problem.model, classes, args.objective, vocabulary),
             "method": args.method,
             "seed": config.course.seed,
             "options": own_options(config),

@@ -114,6 +114,7 @@ class FederatedData:
     class_names: tuple[str, ...] = field(default=(), repr=False)
     objective: Objective = field(default_factory=Classification)  # what a model is to do with the inputs
     vocabulary: int | None = None  # of text: ids run from 0 to below it
+    padding: int | None = None  # of text: the id that stands where a sample has none
     notes: tuple[str, ...] = ()  # what was left out or cut in reading it: said where a run begins
 
     def __post_init__(self) -> None:

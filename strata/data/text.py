@@ -59,6 +59,7 @@ def text_data(
         class_names=labels.names,
         objective=objective,
         vocabulary=tokenizer.size,
+        padding=tokenizer.padding,
         notes=(*notes, *said),
     )
 
@@ -137,6 +138,7 @@ def windows_data(
         users_of(users[0]),
         objective=objective_named("next-token"),
         vocabulary=tokenizer.size,
+        padding=tokenizer.padding,
         notes=(*notes, *said),
     )
 
@@ -199,6 +201,7 @@ def _tagged(
         class_names=names,
         objective=objective,
         vocabulary=tokenizer.size,
+        padding=tokenizer.padding,
         notes=notes,
     )
 

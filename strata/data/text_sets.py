@@ -168,6 +168,7 @@ def read_shakespeare(path: Path, reading: Reading) -> FederatedData:
         users_of(users),
         objective=objective_named("next-token"),
         vocabulary=tokenizer.size,
+        padding=tokenizer.padding,
     )
 
 

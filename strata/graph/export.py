@@ -13,6 +13,7 @@ import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass
+from functools import partial
 from io import StringIO
 from typing import Any
 
@@ -24,6 +25,7 @@ from strata.core.errors import BadInput
 from strata.graph.evaluation import evaluation_graph, watch_training_flags
 from strata.graph.inputs import InputSpec, arguments_of
 from strata.graph.leaves import count_leaf_outputs, watch_leaf_modules
+from strata.graph.misfits import misfit
 from strata.graph.outputs import named_outputs
 from strata.graph.tied import aliases
 from strata.graph.values import described
@@ -208,26 +210,25 @@ def check_weights(model: nn.Module) -> None:
 
 def check_inputs(model: nn.Module, inputs: InputSpec) -> None:
     """The model as it is takes them."""
+    error = _failure(model, inputs)
+    if error is not None:
+        raise BadInput(misfit(model, inputs, _first_line(error), partial(_works, model))) from error
+
+
+def _failure(model: nn.Module, inputs: InputSpec) -> Exception | None:
+    """What it raises on them."""
     example = dict(zip(inputs.names, inputs.example(2, _device(model)), strict=True))
     args, kwargs = arguments_of(model, inputs).of(example)
     with _mode(model, training=False), torch.no_grad():
         try:
             model(*args, **kwargs)
         except Exception as error:
-            raise BadInput(
-                f"{_name(model)} fails on input {inputs} (batch of 2): {_first_line(error)}.{_hint(model, inputs)}"
-            ) from error
+            return error
+    return None
 
 
-def _hint(model: nn.Module, inputs: InputSpec) -> str:
-    """What is most often wrong where a model does not take its inputs."""
-    tables = [name for name, part in model.named_modules() if isinstance(part, nn.Embedding)]
-    if not tables or not all(one.dtype.is_floating_point for one in inputs.inputs):
-        return ""
-    return (
-        f" It looks like a model of text or other ids ({tables[0]} is an embedding), and this input is of real numbers:"
-        " give it ids, as integers."
-    )
+def _works(model: nn.Module, inputs: InputSpec) -> bool:
+    return _failure(model, inputs) is None
 
 
 @contextmanager

@@ -19,6 +19,7 @@ from strata.graph.cached import cached_exports
 from strata.graph.channels import ALWAYS, Ids
 from strata.graph.cut import Cut, Kept
 from strata.graph.export import EXAMPLE_BATCH, Exported, check_weights
+from strata.graph.ids import tables_of
 from strata.graph.inputs import InputsLike, InputSpec
 from strata.graph.layers import find_layers
 from strata.graph.outputs import further_scores, needed_for
@@ -145,6 +146,18 @@ class ChannelGraph:
         """How many scores there are per sample (or per position): the size of the output's last dim, whatever for; of
         pictures, [batch, classes, height, width], the first after the batch."""
         return self.output_shape[0 if len(self.output_shape) == 3 else -1]
+
+    @cached_property
+    def ids(self) -> dict[str, tuple[str, int]]:
+        """Of each input that is looked up in a table of embeddings, the smallest such table and its rows."""
+        mode = self._modes["train"]
+        found: dict[str, tuple[str, int]] = {}
+        for name, node in zip(self.inputs.names, mode.inputs, strict=True):
+            rows = {table: self.state_shapes[table][0] for table in tables_of(node) if table in self.state_shapes}
+            if rows:
+                smallest = min(rows, key=lambda table: rows[table])
+                found[name] = smallest, rows[smallest]
+        return found
 
     @cached_property
     def batch_norms(self) -> tuple[BatchNorm, ...]:

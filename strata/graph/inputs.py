@@ -14,6 +14,7 @@ from strata.core.errors import BadInput
 from strata.core.sizes import parse_input, parse_shape
 
 MASK = "attention_mask"  # of text: where there is no padding. A model need not take it
+POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
 
 @dataclass(frozen=True)
@@ -154,29 +155,39 @@ class Arguments:
 
 
 def arguments_of(model: nn.Module, inputs: InputSpec) -> Arguments:
-    """By the names of forward's parameters; in order, if it takes any number of them or the model has one input."""
+    """By the names of forward's parameters; in order, if it takes any number of them. A single input of another name
+    goes to the first. Among any further names (`**kwargs`) nothing goes: torch.export takes none there, and a name that
+    is misspelt would be lost."""
     signature = inspect.signature(model.forward)
     kinds = {parameter.kind for parameter in signature.parameters.values()}
     by_name = {p.name for p in signature.parameters.values() if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
     unknown = [name for name in inputs.names if name not in by_name]
-    if not unknown or inspect.Parameter.VAR_KEYWORD in kinds:
+    if not unknown:
         try:
             bound = signature.bind(**{name: name for name in inputs.names})
         except TypeError as error:
             raise BadInput(f"{type(model).__name__}.forward cannot take {', '.join(inputs.names)}: {error}.") from error
         return Arguments(bound.args, bound.kwargs)
-    if inputs.single or inspect.Parameter.VAR_POSITIONAL in kinds:
+    if inspect.Parameter.VAR_POSITIONAL in kinds or (inputs.single and kinds & set(POSITIONAL)):
         return Arguments(inputs.names, {})
-    raise BadInput(
-        f"{type(model).__name__}.forward has no parameter named {unknown[0]}; it has {', '.join(sorted(by_name))}."
-    )
+    has = ", ".join(sorted(by_name)) or "none of its own"
+    raise BadInput(f"{type(model).__name__}.forward has no parameter named {unknown[0]}; it has {has}.")
+
+
+def parameter_of(model: nn.Module, arguments: Arguments, name: str) -> str | None:
+    """Of forward, to which this input goes; None where it goes among any number of them."""
+    named = {given: parameter for parameter, given in arguments.named.items()}
+    if name in named:
+        return named[name]
+    own = [p.name for p in inspect.signature(model.forward).parameters.values() if p.kind in POSITIONAL]
+    place = arguments.positional.index(name)
+    return own[place] if place < len(own) else None
 
 
 def taken_by(model: nn.Module, names: Sequence[str]) -> tuple[str, ...]:
     """Those of the inputs that a forward without a parameter for a mask can take: all but the mask."""
     parameters = inspect.signature(model.forward).parameters
-    takes_any = any(one.kind is one.VAR_KEYWORD for one in parameters.values())
-    return tuple(name for name in names if name != MASK or name in parameters or takes_any)
+    return tuple(name for name in names if name != MASK or name in parameters)
 
 
 def float_dtype(model: nn.Module) -> torch.dtype:
@@ -192,7 +203,7 @@ def dtype_named(name: str) -> torch.dtype:
 
 def _first_parameter(model: nn.Module) -> str:
     for parameter in inspect.signature(model.forward).parameters.values():
-        if parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD):
+        if parameter.kind in POSITIONAL:
             return parameter.name
     return "x"
 

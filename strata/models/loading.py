@@ -34,14 +34,18 @@ def load_model(
     vocabulary: int | None = None,
     task: str = "classification",
     notes: list[str] | None = None,
+    *,
+    padding: int | None = None,
+    anew: set[str] | None = None,
 ) -> nn.Module:
     """`classes` None means 10 for the built-in networks and the callable's own choice for others. `vocabulary`: ids of
     text, for a callable that has a parameter of this name. `task`: the name of the objective, for models that come
-    without a head. `notes`: gets what there is to say of weights."""
+    without a head. `notes`: gets what there is to say of weights. `padding`: the id after a text's end, for models that
+    go by it. `anew`: gets the entries that begin from random values, where a folder of weights has others."""
     if classes is not None and classes < 1:
         raise BadInput(f"the number of classes must be at least 1, not {classes}")
     if name.startswith(PREFIX):
-        return load_folder(name, classes, task, [] if notes is None else notes)
+        return load_folder(name, classes, task, [] if notes is None else notes, padding, anew)
     if ":" in name:
         made = _call(name, _find(name), classes, vocabulary)
         check_float32(made)
@@ -49,6 +53,10 @@ def load_model(
     if name not in BUILT_IN:
         raise BadInput(f"unknown model {name!r}: use {', '.join(BUILT_IN)}, hf:FOLDER or package.module:callable")
     make, multiple = BUILT_IN[name]
+    if vocabulary is not None:
+        raise BadInput(
+            f"{name} takes images of 3 channels, such as 3x32x32, and the data is text: give a model of text"
+        )
     if len(input_shape) != 3 or input_shape[0] != 3:
         raise BadInput(f"{name} takes images of 3 channels, such as 3x32x32, not {show_shape(input_shape)}")
     if input_shape[1] != input_shape[2] or input_shape[1] % multiple:
@@ -57,6 +65,14 @@ def load_model(
             f"not {show_shape(input_shape)}"
         )
     return make(num_classes=classes or DEFAULT_CLASSES, image_size=input_shape[1])
+
+
+def refuse_vocabulary(name: str, vocabulary: int | None) -> None:
+    """Where it was asked for and the model has its own, or none."""
+    if vocabulary is not None and (":" not in name or name.startswith(PREFIX) or not _takes_vocabulary(name)):
+        raise BadInput(
+            f"--vocabulary is for a callable that has a parameter of this name, not for {name}: leave it out"
+        )
 
 
 def check_float32(model: nn.Module) -> None:
@@ -82,8 +98,14 @@ def _find(name: str) -> Callable[..., object]:
 
 def _call(name: str, make: Callable[..., object], classes: int | None, vocabulary: int | None) -> nn.Module:
     known = {"num_classes": classes} if classes is not None and _takes_classes(make) else {}
-    if vocabulary is not None and "vocabulary" in _parameters(make):
+    asked = _parameters(make).get("vocabulary")
+    if asked is not None and vocabulary is not None:
         known["vocabulary"] = vocabulary
+    elif asked is not None and asked.default is asked.empty:
+        raise BadInput(
+            f"{name!r} makes a model of text, for a vocabulary: run it on data that are text, such as --data "
+            "text:FILE.jsonl, and say to plan or fit without data how many ids there are, such as --vocabulary 257"
+        )
     try:
         model = make(**known)
     except (Exception, SystemExit) as error:
@@ -91,6 +113,10 @@ def _call(name: str, make: Callable[..., object], classes: int | None, vocabular
     if not isinstance(model, nn.Module):
         raise BadInput(f"{name!r} must return a torch.nn.Module, not {type(model).__name__}")
     return model
+
+
+def _takes_vocabulary(name: str) -> bool:
+    return "vocabulary" in _parameters(_find(name))
 
 
 def _takes_classes(make: Callable[..., object]) -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,25 +22,45 @@ FILES = ("model.safetensors", "pytorch_model.bin")
 INDICES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")  # of weights in several files
 INSIDE = ("state_dict", "model_state_dict", "model")  # where training scripts put a state dict beside other things
 ENOUGH = 0.5  # of the model's entries: fewer are another model's
+Sizes = Mapping[str, Sequence[int]]
 NAMED = 6  # names in a sentence, at the most
 
 
-def load_weights(model: nn.Module, path: Path) -> list[str]:
-    """What there is to say of it, a sentence each."""
+def load_weights(model: nn.Module, path: Path, anew: Collection[str] | None = None) -> list[str]:
+    """What there is to say of it, a sentence each. `anew`: the entries that the model has from nowhere else (None: all
+    of them)."""
+    said, left, sizes = load(model, path)
+    return [*said, *left_out(path, left, sizes, model, anew)]
+
+
+def load(model: nn.Module, path: Path) -> tuple[list[str], list[str], Sizes]:
+    """What there is to say of their numbers, the entries that were not loaded, and the sizes of what is there."""
     found = _renamed(read_weights(path), model)
     own = model.state_dict()
     fitting = {name: tensor for name, tensor in found.items() if name in own and own[name].shape == tensor.shape}
-    wanted = [name for name in own if not name.endswith("num_batches_tracked")]
-    if len([name for name in wanted if name in fitting]) < max(1, ENOUGH * len(set(map(_place(own), wanted)))):
+    if not enough(own, fitting):
         raise BadInput(_refusal(model, path, found, fitting))
     said = _converted(path, fitting, own)
     with torch.no_grad():
         for name, tensor in fitting.items():
             own[name].copy_(tensor)
+    return said, not_loaded(own, fitting), {name: tuple(one.shape) for name, one in found.items()}
+
+
+def enough(own: Mapping[str, Tensor], fitting: Collection[str]) -> bool:
+    """Whether so many of the model's entries are the same model's."""
+    wanted = _wanted(own)
+    return len([name for name in wanted if name in fitting]) >= max(1, ENOUGH * len(set(map(_place(own), wanted))))
+
+
+def not_loaded(own: Mapping[str, Tensor], fitting: Collection[str]) -> list[str]:
     place = _place(own)
     loaded = {place(name) for name in fitting}  # a weight that is used twice may be there under one of its names
-    left = [name for name in wanted if place(name) not in loaded]
-    return [*said, _left_out(path, left, found, own)] if left else said
+    return [name for name in _wanted(own) if place(name) not in loaded]
+
+
+def _wanted(own: Mapping[str, Tensor]) -> list[str]:
+    return [name for name in own if not name.endswith("num_batches_tracked")]
 
 
 def read_weights(path: Path) -> dict[str, Tensor]:
@@ -170,15 +190,25 @@ def _place(own: Mapping[str, Tensor]) -> Any:
     return lambda name: (own[name].data_ptr(), own[name].shape) if own[name].numel() else name
 
 
-def _left_out(path: Path, left: list[str], found: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> str:
+def left_out(
+    path: Path, left: Sequence[str], sizes: Sizes, model: nn.Module, anew: Collection[str] | None = None
+) -> list[str]:
+    """The sentences on entries of the model that were not loaded. `sizes`: of what is there."""
+    own = model.state_dict()
+
     def of(name: str) -> str:
-        if name not in found:
+        if name not in sizes:
             return f"{name} (not there)"
-        there, here = ("x".join(map(str, one[name].shape)) for one in (found, own))
+        there, here = ("x".join(map(str, size)) for size in (sizes[name], own[name].shape))
         return f"{name} ({there} there, {here} here)"
 
-    more = f" and {len(left) - NAMED} more" if len(left) > NAMED else ""
-    return f"left out of {path}, and begun anew: {', '.join(map(of, left[:NAMED]))}{more}"
+    def sentence(what: str, names: Sequence[str]) -> list[str]:
+        more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
+        return [f"left out of {path}, and {what}: {', '.join(map(of, names[:NAMED]))}{more}"] if names else []
+
+    kept = [] if anew is None else [name for name in left if name not in anew]
+    begun = [name for name in left if name not in kept]
+    return sentence("begun anew", begun) + sentence("left as the model's own folder has it", kept)
 
 
 def _refusal(model: nn.Module, path: Path, found: Mapping[str, Tensor], fitting: Mapping[str, Tensor]) -> str:

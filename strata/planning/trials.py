@@ -43,7 +43,7 @@ def serve(prepare: Prepare | None = None) -> None:
     torch.set_num_threads(1)
     inputs: Any = input_from_json(request["input"])
     shape = InputSpec.of(inputs).inputs[0].shape
-    model = load_model(request["model"], request["classes"], shape, task=request["task"])
+    model = load_model(request["model"], request["classes"], shape, request["vocabulary"], request["task"])
     if prepare is not None:
         inputs = InputSpec.of(inputs, model)
         model = prepare(model, inputs, request)

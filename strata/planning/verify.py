@@ -96,7 +96,12 @@ class Trial:
 
 
 def verify(
-    plan: Plan, model: str, classes: int | None, hard_cap: bool = False, objective: str | None = None
+    plan: Plan,
+    model: str,
+    classes: int | None,
+    hard_cap: bool = False,
+    objective: str | None = None,
+    vocabulary: int | None = None,
 ) -> Iterator[Trial]:
     """One Trial per step, then the whole model, as they finish. `model` is its name, as `strata plan --model` takes,
     and `objective` what it is to learn, where it has no head of its own."""
@@ -106,7 +111,7 @@ def verify(
     ]
     if len(tried) > 1:  # otherwise the plan itself is the whole model
         tried.append(Configuration(FULL, plan.graph.full(), plan.execution, 0, 0, 0, 1.0))
-    request = request_of(plan.graph, plan.input_shape, model, classes, objective)
+    request = request_of(plan.graph, plan.input_shape, model, classes, objective, vocabulary)
     return trials_of(tried, claim_of(plan) if hard_cap else None, request)
 
 
@@ -115,12 +120,18 @@ def claim_of(plan: Plan) -> Claim:
 
 
 def request_of(
-    graph: ChannelGraph, inputs: tuple[int, ...] | InputSpec, model: str, classes: int | None, objective: str | None
+    graph: ChannelGraph,
+    inputs: tuple[int, ...] | InputSpec,
+    model: str,
+    classes: int | None,
+    objective: str | None,
+    vocabulary: int | None = None,
 ) -> dict[str, Any]:
     """From what the child makes the graph again."""
     return {
         "model": model,
         "classes": classes,
+        "vocabulary": vocabulary,
         "input": input_json(inputs),
         "task": objective or "classification",
         "width": graph.width,

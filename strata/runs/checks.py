@@ -54,6 +54,7 @@ def check_fit(method: Method, model: nn.Module, data: FederatedData) -> None:
         raise BadInput(
             f"the model takes {graph.inputs} and {data.name} has {data.inputs}{kind}: make the model for {data.inputs}"
         )
+    check_ids(method, data)
     shapes = {name: tuple(tensor.shape) for name, tensor in own_state(model).items()}
     if shapes != dict(graph.state_shapes):
         raise BadInput("the method was made for another model than the one given: make both from the same model")
@@ -96,6 +97,22 @@ def unaugmented(training: LocalTraining, data: FederatedData) -> list[str]:
     if why is None or data.augmentation == "none" or training.transform is not None:
         return []
     return [f"the augmentation of {data.name}, {data.augmentation}, is left out: {why}"]
+
+
+def check_ids(method: Method, data: FederatedData) -> None:
+    """All ids have a row in the table that they are looked up in: every device would fail by itself."""
+    given = zip(method.graph.inputs.names, data.inputs.names, strict=True)  # of one input the name may be another
+    for own, name in given:
+        if own not in method.graph.ids:
+            continue
+        table, rows = method.graph.ids[own]
+        largest = max(int(samples.inputs[name].max()) for samples in (data.train, data.test))
+        if largest >= rows:
+            raise BadInput(
+                f"{data.name} has {name} up to {largest} and the model's table of embeddings, {table}, has {rows} "
+                "rows: read the text by the model's own tokenizer (--tokenizer FOLDER), or make the model for "
+                f"{max(largest + 1, data.vocabulary or 0)} ids"
+            )
 
 
 def check_last(method: Method, rounds: int) -> None:

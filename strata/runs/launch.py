@@ -20,8 +20,8 @@ from strata.graph.inputs import InputSpec, same_inputs, taken_by
 from strata.methods import Method, method_class
 from strata.methods.choice import method_named
 from strata.methods.heads import is_prepared, prepared_model
+from strata.models.huggingface import PREFIX, load_onto
 from strata.models.loading import load_model
-from strata.models.weights import load_weights
 from strata.runs.allowance import Allowance
 from strata.runs.callbacks import Callback, trackers
 from strata.runs.checks import own_augmentation
@@ -239,11 +239,15 @@ def make_model(
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(derive(config.course.seed, "init"))
         shape, task = data.inputs.inputs[0].shape, data.objective.name
-        model = load_model(config.problem.model, data.classes, shape, data.vocabulary, task, notes)
-    if config.problem.init is not None and with_weights:
-        told = load_weights(model, expanded(config.problem.init))
-        if notes is not None:
-            notes += told
+        told: list[str] = []
+        anew: set[str] = set()
+        name = config.problem.model
+        model = load_model(name, data.classes, shape, data.vocabulary, task, told, padding=data.padding, anew=anew)
+    if config.problem.init is not None:  # what it brings is no more begun anew
+        own = anew if name.startswith(PREFIX) else None
+        told = load_onto(model, expanded(config.problem.init), own) if with_weights else []
+    if notes is not None:
+        notes += told
     return model
 
 

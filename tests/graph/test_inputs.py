@@ -282,3 +282,35 @@ def test_what_cannot_work_is_refused_in_a_sentence() -> None:
         ChannelGraph(Returning(lambda e, f, s: {"classes": s.argmax(1)}), (3, 8, 8))
     with pytest.raises(BadInput, match=r"returns \[batch\]; Strata needs class scores"):
         ChannelGraph(nn.Sequential(nn.Linear(5, 8), nn.ReLU(), nn.Linear(8, 1), nn.Flatten(0)), (5,))
+
+
+class WithFurther(nn.Module):
+    """Takes any further names, as the models of transformers do."""
+
+    def __init__(self, most: int = 6) -> None:
+        super().__init__()
+        self.words, self.places, self.scores = nn.Embedding(9, 8), nn.Embedding(most, 8), nn.Linear(8, 3)
+
+    def forward(self, ids: Tensor | None = None, mask: Tensor | None = None, **further: Any) -> Tensor:
+        assert ids is not None
+        x = self.words(ids) + self.places(torch.arange(ids.shape[1]))
+        return self.scores(x.mean(1) if mask is None else (x * mask.unsqueeze(-1)).mean(1))
+
+
+def test_a_single_input_of_another_name_goes_to_the_first_parameter() -> None:
+    graph = ChannelGraph(WithFurther(), InputSpec.of({"x": ((5,), torch.int64)}))
+    assert graph.inputs.names == ("x",) and graph.classes == 3
+
+
+def test_of_several_inputs_each_has_to_be_known() -> None:
+    spec = InputSpec.of({"ids": ((5,), torch.int64), "masks": ((5,), torch.bool)})
+    with pytest.raises(BadInput, match="WithFurther.forward has no parameter named masks; it has ids, mask"):
+        ChannelGraph(WithFurther(), spec)
+
+
+def test_text_that_is_too_long_names_the_longest_length() -> None:
+    spec = InputSpec.of({"ids": ((23,), torch.int64), "mask": ((23,), torch.bool)})
+    with pytest.raises(
+        BadInput, match="WithFurther takes texts of at most 6 tokens, and these have 23: give --length 6"
+    ):
+        ChannelGraph(WithFurther(), spec)

@@ -11,6 +11,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from strata.core.errors import BadInput
+from strata.models.huggingface import load_onto
 from strata.models.loading import load_model
 from strata.models.resnet import padded_resnet20
 from strata.models.weights import load_weights, read_weights
@@ -147,6 +148,39 @@ def test_a_model_of_a_folder(tmp_path: Path) -> None:
     notes.clear()
     assert type(load_model(f"hf:{tmp_path / 'vit'}", 4, notes=notes)).__name__ == "ViTForImageClassification"
     assert notes == [f"{tmp_path / 'vit'} has no weights: the model begins from random ones"]
+
+
+PICTURES = {"num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 24, "image_size": 8, "patch_size": 4}
+RENAMED = {
+    "ViT": {"hidden_size": 16, **PICTURES},
+    "Swin": {"image_size": 16, "patch_size": 4, "embed_dim": 16, "depths": [1], "num_heads": [2], "window_size": 2},
+}
+
+
+@pytest.mark.parametrize("name", RENAMED)
+def test_entries_that_are_saved_under_other_names(tmp_path: Path, name: str) -> None:
+    """transformers renames them as it saves and loads: the model is the one that was saved, to the bit."""
+    transformers = pytest.importorskip("transformers")
+    config = getattr(transformers, f"{name}Config")(**RENAMED[name], num_labels=3)
+    source = getattr(transformers, f"{name}ForImageClassification")(config).eval()
+    transformers.utils.logging.disable_progress_bar()
+    source.save_pretrained(tmp_path / "saved")
+    assert read_weights(tmp_path / "saved").keys() != source.state_dict().keys()
+    notes: list[str] = []
+    model = load_model(f"hf:{tmp_path / 'saved'}", 3, notes=notes).eval()
+    x = torch.randn(2, 3, config.image_size, config.image_size)
+    assert notes == [] and torch.equal(model(x).logits, source(x).logits)
+    other = load_model(f"hf:{tmp_path / 'saved'}", 5, notes=notes)
+    assert notes[0].endswith("begun anew: classifier.weight (3x16 there, 5x16 here), classifier.bias (3 there, 5 here)")
+    assert load_onto(other, tmp_path / "saved") == notes, "--init takes the folder too"
+
+
+def test_a_folder_of_another_model_is_refused(tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    transformers.ViTConfig(hidden_size=16, **PICTURES).save_pretrained(tmp_path)
+    written(tmp_path / "model.safetensors", Net().state_dict())
+    with pytest.raises(BadInput, match=r"does not hold weights for this model: 0 of 24 entries of ViTFor"):
+        load_model(f"hf:{tmp_path}", 3)
 
 
 def real(name: str) -> Path:

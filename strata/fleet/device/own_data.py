@@ -27,6 +27,7 @@ class OwnData:
     labels: str  # which class has which number: see label_digest
     objective: Objective
     vocabulary: int | None = None
+    padding: int | None = None
 
     def only(self, names: Sequence[str]) -> OwnData:
         """With these of its inputs."""
@@ -65,6 +66,7 @@ def load_own_data(settings: DeviceSettings, model: str = "") -> OwnData:
         label_digest(data.class_names),
         data.objective,
         data.vocabulary,
+        data.padding,
     )
 
 

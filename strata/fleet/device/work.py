@@ -88,7 +88,8 @@ class PreparedDevice:
         tiny_step()
         own_data = load_own_data(settings, model)
         task = own_data.objective.name
-        network = load_model(model, own_data.classes, tuple(own_data.input_shape), own_data.vocabulary, task)
+        shape, vocabulary = tuple(own_data.input_shape), own_data.vocabulary
+        network = load_model(model, own_data.classes, shape, vocabulary, task, padding=own_data.padding)
         own_data = own_data.only(taken_by(network, own_data.train.spec.names))
         if method is not None:
             network = _prepared(network, own_data, method, options)
