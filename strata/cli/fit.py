@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 EXAMPLES = """examples:
   strata fit --model resnet20 --budget 6.5MiB
   strata fit --model resnet20 --budget 2MiB,8MiB --gflops 2 --mbit 5 --picture fit.png
-  strata fit --model mypkg.nets:make_net --input 3x64x64 --budget 48MiB --data cifar10 --data-dir DIR --pilot 5
+  strata fit --model mypkg.nets:make_net --budget 48MiB --data cifar10 --data-dir DIR --pilot 5
 """
 # Of a run's settings, those that a fit looks at; its commands hand them on.
 LOOKED_AT = (

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils.data import TensorDataset
 
 import strata
@@ -145,27 +145,17 @@ def test_what_is_begun_anew_is_said_once_and_only_where_it_is(here: Path) -> Non
     assert notes == [kept] and torch.equal(model.classifier.weight, own.classifier.weight)
 
 
-class Bag(nn.Module):
-    def __init__(self, num_classes: int, vocabulary: int) -> None:
-        super().__init__()
-        self.table, self.hidden, self.scores = nn.Embedding(vocabulary, 8), nn.Linear(8, 8), nn.Linear(8, num_classes)
-
-    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
-        x = self.table(input_ids) * attention_mask.unsqueeze(-1)
-        return self.scores(self.hidden(x.mean(1)).relu())
-
-
-BAG = ["--model", f"{__name__}:Bag"]
-TEXT = ["--classes", "2", "--input", "input_ids:int64:20,attention_mask:bool:20", "--budget", "200kB"]
+WORDS = ["--model", "tests.fleet.nets:words"]
+TEXT = ["--classes", "2", "--input", "input_ids:int64:20", "--budget", "200kB"]
 
 
 def test_plans_of_a_callable_for_a_vocabulary(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["plan", *BAG, *TEXT, "--vocabulary", "50", "--json"]) == 0
-    assert main(["plan", *BAG, *TEXT, "--vocabulary", "50", "--method", "window", "--verify"]) == 0
+    assert main(["plan", *WORDS, *TEXT, "--vocabulary", "50", "--json"]) == 0
+    assert main(["plan", *WORDS, *TEXT, "--vocabulary", "50", "--method", "window", "--verify"]) == 0
     assert "exact" in capsys.readouterr().out, "its child makes the same model"
-    assert main(["plan", *BAG, *TEXT]) == 2
+    assert main(["plan", *WORDS, *TEXT]) == 2
     assert "makes a model of text, for a vocabulary: run it on data" in capsys.readouterr().err
-    assert main(["run", *BAG, "--data", "digits", "--method", "fedavg", *QUICK, "--out", "run"]) == 2
+    assert main(["run", *WORDS, "--data", "digits", "--method", "fedavg", *QUICK, "--out", "run"]) == 2
     assert "run it on data that are text, such as --data text:FILE.jsonl" in capsys.readouterr().err
     assert main(["plan", "--model", "resnet20", "--budget", "24MiB", "--vocabulary", "50"]) == 2
     assert (
@@ -177,6 +167,6 @@ def test_a_fit_of_text_prints_commands_for_text(here: Path, capsys: pytest.Captu
     """Pasted as it is, none of them runs on the digits."""
     own = ["--data", "text:rows.jsonl", "--budget", "200kB"]
     for asked, wanted in (([*TEXT, "--vocabulary", "50"], "text:FILE.jsonl"), (own, f"text:{here / 'rows.jsonl'}")):
-        assert main(["fit", *BAG, *asked, "--gflops", "2", "--mbit", "5", "--json"]) == 0
+        assert main(["fit", *WORDS, *asked, "--gflops", "2", "--mbit", "5", "--json"]) == 0
         commands = [way["command"] for way in json.loads(capsys.readouterr().out)["ways"] if way["fits"]]
         assert commands and all(one.count("--data") == 1 and f"--data {wanted} " in one for one in commands)
