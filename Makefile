@@ -3,7 +3,7 @@
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
 STAMP := .venv/.strata-installed
-UV_VERSION := 0.13.8
+UV_VERSION := 0.12.24
 EXECUTORCH_VERSION := 1.5.1
 EXPORT_STAMP := .venv/.executorch-$(EXECUTORCH_VERSION)
 
