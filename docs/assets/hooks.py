@@ -14,8 +14,8 @@ OUTSIDE = re.compile(r"(?<!!)\[([^\]]+)\]\(\.\./([^)#]+)[^)]*\)")
 
 
 def on_files(files: Files, config: Any, **_: Any) -> None:
-    for path in sorted([*RESULTS.glob("*.md"), *RESULTS.glob("*/*")]):
-        if path.suffix in SHOWN:
+    for path in sorted(RESULTS.rglob("*")):
+        if path.suffix in SHOWN and "runs" not in path.parts:
             files.append(File.generated(config, path.relative_to(RESULTS.parent).as_posix(), abs_src_path=str(path)))
 
 
