@@ -33,7 +33,7 @@ EXAMPLES = """examples:
 # Of a run's settings, those that a fit looks at; its commands hand them on.
 LOOKED_AT = (
     "model", "init", "data", "data_dir", "partition", "sizes", "budgets", "max_flops", "max_upload", "norm_samples",
-    "width", "rounds", "warmup", "devices", "per_round", "epochs", "seed",
+    "width", "rounds", "warmup", "fixed_after", "devices", "per_round", "epochs", "seed",
     *RunConfig.keys_of("execution", "reading"),
 )  # fmt: skip
 

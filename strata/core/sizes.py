@@ -115,6 +115,10 @@ def show_bytes(size: int) -> str:
     return f"{size} B" if unit == "B" else f"{amount:.2f} {unit}" if abs(amount) < 100 else f"{amount:.1f} {unit}"
 
 
+def show_exactly(size: int) -> str:
+    return f"{show_bytes(size)} ({size:,} bytes)"
+
+
 def written_bytes(size: int) -> str:
     """As a person would write it, where that means exactly so many: 6.5MiB; else in bytes. parse_bytes reads it."""
     for unit in ("GiB", "MiB", "KiB", "GB", "MB", "kB"):

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from strata.core.errors import BadInput, TooLittle
 from strata.core.settings import Setting, check_value
+from strata.core.sizes import show_bytes, show_exactly
 from strata.methods.card import Card
 
 if TYPE_CHECKING:
@@ -107,7 +108,8 @@ class Method(ABC):
         least = min(budget.limits(graph), default=need)
         if need > least:
             raise TooLittle(
-                f"{cls.name} needs up to {need} bytes on every device, {need - least} more than the budget of {least}",
+                f"{cls.name} needs up to {show_exactly(need)} on every device, {show_bytes(need - least)} more than "
+                f"the budget of {show_bytes(least)}",
                 need,
                 made.setting,
             )

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
 
 from strata.core.errors import Infeasible
-from strata.core.sizes import show_bytes
+from strata.core.sizes import show_bytes, show_exactly
 from strata.methods.base import Levels
 from strata.methods.card import Card
 
@@ -48,7 +48,7 @@ class FedAvg(Levels):
             how = None if budget.lean else budget.execution.activation_checkpointing
             recomputed = "" if how is None else f" with activation checkpointing {how}"
             raise Infeasible(
-                f"fedavg trains the full model, and no device can hold it: it needs {show_bytes(need)} ({need:,} bytes)"
+                f"fedavg trains the full model, and no device can hold it: it needs {show_exactly(need)}"
                 f"{recomputed}, {show_bytes(need - most)} more than the largest budget of {show_bytes(most)}"
             )
         return super().from_budget(graph, budget)

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Self
 
 from strata.core.errors import BadInput, TooLittle
+from strata.core.sizes import show_bytes, show_exactly
 from strata.methods.base import Method
 
 if TYPE_CHECKING:
@@ -40,7 +41,8 @@ def fewest_frozen(
         return found
     need = budget.need(graph, least)
     raise TooLittle(
-        f"{name} needs {need} bytes for the classifier alone, {need - size} more than the budget of {size}",
+        f"{name} needs {show_exactly(need)} for the classifier alone, {show_bytes(need - size)} more than the budget "
+        f"of {show_bytes(size)}",
         need,
         "the classifier alone",
     )

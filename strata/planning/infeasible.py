@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from strata.core.errors import Infeasible
-from strata.core.sizes import show_bytes
+from strata.core.sizes import show_exactly
 from strata.planning.search import Bytes
 
 Fits = Callable[[int], bool]  # does this batch size fit?
@@ -100,9 +100,10 @@ def _sentence(request: dict[str, Any], short: Shortfall, offer: Remedies) -> str
     in_parts = f" in parts of {request['micro_batch']}" if "micro_batch" in request else ""
     recomputed = ", activations recomputed" if "activation_checkpointing" in request else ""
     text = (
-        f"no plan fits {_both(request['budget_bytes'])} by {request['accounting']} accounting at batch "
-        f"{request['batch']}{in_parts}{recomputed}: {where} {head} needs {_both(short.needed_bytes)}, "
-        f"{_both(short.short_bytes)} too much. The smallest budget that fits is {_both(offer.smallest_budget_bytes)}"
+        f"no plan fits {show_exactly(request['budget_bytes'])} by {request['accounting']} accounting at batch "
+        f"{request['batch']}{in_parts}{recomputed}: {where} {head} needs {show_exactly(short.needed_bytes)}, "
+        f"{show_exactly(short.short_bytes)} too much. The smallest budget that fits is "
+        f"{show_exactly(offer.smallest_budget_bytes)}"
     )
     if offer.largest_batch is None:
         return f"{text}; within this one not even a batch of 1 fits."
@@ -113,7 +114,3 @@ def _sentence(request: dict[str, Any], short: Shortfall, offer: Remedies) -> str
             f"{offer.accumulation_steps} of them to make up the batch"
         )
     return f"{text}."
-
-
-def _both(size: int) -> str:
-    return f"{show_bytes(size)} ({size:,} bytes)"

@@ -123,7 +123,7 @@ def test_a_method_without_levels_must_fit_every_device() -> None:
     need = memory(graph, graph.full(), STEP).total
     for budgets in ((), (need,), (2 * need, need)):
         assert isinstance(method_named(Whole, graph, budgets=budgets, execution=STEP), Whole)
-    with pytest.raises(Infeasible, match=f"Whole needs up to {need} bytes on every device, 1 more than the budget of"):
+    with pytest.raises(Infeasible, match=rf"\({need:,} bytes\) on every device, 1 B more than the budget of"):
         method_named(Whole, graph, budgets=(need - 1, need), execution=STEP)
     assert isinstance(method_named(Whole, graph, constraints=(1.0,), execution=STEP), Whole)
     with pytest.raises(Infeasible):

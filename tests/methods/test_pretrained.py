@@ -74,7 +74,7 @@ def test_top_trains_as_many_layers_as_each_level_can_hold() -> None:
     assert method.frozen == (3, 2, 0) and method.setting == "top 1, 2, 4 of 4 layers" and method.period == 3
     assert trained(method, 5, 0) == {"6", "8"} and trained(method, 9, 1) == {"4", "6", "8"}
     assert method.cut_for(0, 5) == graph().full() == method.server_cut()
-    with pytest.raises(TooLittle, match=f"top needs {bytes_of(4, 4)} bytes for the classifier alone, 1 more than"):
+    with pytest.raises(TooLittle, match=rf"\({bytes_of(4, 4):,} bytes\) for the classifier alone, 1 B more than"):
         made("top", bytes_of(4, 4) - 1)
 
 
@@ -120,7 +120,7 @@ def test_bias() -> None:
     assert method.cut.trained == ("0.bias", "2.bias", "4.bias", "6.bias", "8.weight", "8.bias")
     need = memory(graph(), method.cut, STEP).total
     assert need == measure_cut(graph(), method.cut, STEP).peak
-    with pytest.raises(TooLittle, match=f"bias needs up to {need} bytes on every device, 1 more"):
+    with pytest.raises(TooLittle, match=rf"\({need:,} bytes\) on every device, 1 B more"):
         made("bias", need - 1)
     normed = ChannelGraph(nn.Sequential(nn.Linear(6, 8), nn.LayerNorm(8), nn.Tanh(), nn.Linear(8, 3)), (6,))
     names = ("0.bias", "1.weight", "1.bias", "3.weight", "3.bias")
