@@ -16,6 +16,7 @@ from torch.nn import functional
 from strata.graph import ChannelGraph
 from strata.models import densenet40, resnet20, resnet44, resnet56
 from strata.models.densenet import Bottleneck, Transition
+from strata.models.resnet import PaddedBlock
 
 CLASSES = 10
 Built = tuple[nn.Module, tuple[int, ...]]
@@ -127,25 +128,6 @@ class GatedNet(nn.Module):
         x = self.block2(self.down(self.block1(self.stem(x))))
         x = functional.hardswish(self.norm(x))
         return self.classifier(functional.adaptive_avg_pool2d(x, 1).flatten(1))
-
-
-class PaddedBlock(nn.Module):
-    """Basic block whose shortcut has no weights: every second pixel, zero channels padded on both sides (option A)."""
-
-    def __init__(self, channels_in: int, channels_out: int, stride: int) -> None:
-        super().__init__()
-        self.conv1 = nn.Conv2d(channels_in, channels_out, 3, stride, 1, bias=False)
-        self.bn1 = nn.BatchNorm2d(channels_out)
-        self.conv2 = nn.Conv2d(channels_out, channels_out, 3, 1, 1, bias=False)
-        self.bn2 = nn.BatchNorm2d(channels_out)
-        self.stride = stride
-        self.padding = (channels_out - channels_in) // 2
-
-    def forward(self, x: Tensor) -> Tensor:
-        y = self.bn2(self.conv2(functional.relu(self.bn1(self.conv1(x)))))
-        if self.stride != 1:
-            x = functional.pad(x[:, :, :: self.stride, :: self.stride], (0, 0, 0, 0, self.padding, self.padding))
-        return functional.relu(y + x)
 
 
 class PaddedResNet(nn.Module):
