@@ -179,10 +179,15 @@ def test_bounds_hold_however_a_config_is_made() -> None:
 # --- folders -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("path", sorted((OLD / "cifar10").rglob("config.json"))[:5], ids=lambda path: path.parts[-4])
+def older() -> list[Path]:
+    """Folders of before there were formats, whatever has come to stand beside them."""
+    every = sorted((OLD / "cifar10").rglob("config.json"))
+    return [path for path in every if "format" not in json.loads(path.read_text())][:5]
+
+
+@pytest.mark.parametrize("path", older(), ids=lambda path: path.parts[-4])
 def test_an_older_request_is_readable_and_the_same(path: Path) -> None:
     written = json.loads(path.read_text())
-    assert "format" not in written
     config = RunConfig.of_folder(path.parent, {"workers": 3})  # the machine may be another
     assert differences(written["request"], config.to_json()) == [] and config.machine.workers == 3
     assert config.model == "resnet20" and config.batch == 32 and config.constraints
