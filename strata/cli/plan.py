@@ -22,6 +22,7 @@ from strata.runs.unused import refuse_without_needed
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from strata.graph import ChannelGraph
     from strata.planning import Plan
     from strata.planning.verify import Claim, Trial
 
@@ -130,12 +131,7 @@ def run(args: argparse.Namespace) -> int:
         if args.json:
             print(json.dumps(error.to_json(), indent=2))
         else:
-            from strata.methods.budget import Budget
-            from strata.methods.choice import name_ways
-
-            sizes = tuple(map(parse_bytes, several(settings.get("budget"))))
-            execution = settings.get("execution") or Execution()
-            name_ways(error, graph, Budget(execution, sizes=sizes, rounds=settings.get("rounds", DEFAULT_ROUNDS)))
+            say_what_fits(error, graph, settings)
         raise
     finally:
         if runtime is not None:
@@ -243,6 +239,16 @@ def plan_settings(args: argparse.Namespace) -> dict[str, Any]:
     settings = {PLANNED[key]: value for key, value in asked.items() if key in PLANNED}
     execution = {described[key].name: value for key, value in asked.items() if key not in PLANNED}
     return {**settings, "execution": Execution(**execution)} if execution else settings
+
+
+def say_what_fits(error: PlanInfeasible, graph: ChannelGraph, settings: dict[str, Any]) -> None:
+    """In the refusal of a plan with these settings."""
+    from strata.methods.budget import Budget
+    from strata.methods.choice import name_ways
+
+    sizes = tuple(map(parse_bytes, several(settings.get("budget"))))
+    execution = settings.get("execution") or Execution()
+    name_ways(error, graph, Budget(execution, sizes=sizes, rounds=settings.get("rounds", DEFAULT_ROUNDS)))
 
 
 def picture_format(path: str | None) -> None:

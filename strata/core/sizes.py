@@ -115,6 +115,14 @@ def show_bytes(size: int) -> str:
     return f"{size} B" if unit == "B" else f"{amount:.2f} {unit}" if abs(amount) < 100 else f"{amount:.1f} {unit}"
 
 
+def check_sampled(per_round: int, devices: int) -> None:
+    if per_round > devices:
+        raise BadInput(
+            f"{per_round} devices per round cannot be chosen from {devices} devices: lower --per-round or raise "
+            "--devices"
+        )
+
+
 def show_exactly(size: int) -> str:
     return f"{show_bytes(size)} ({size:,} bytes)"
 

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from strata.core.errors import BadInput
 from strata.data.objectives import Classification, Objective
+from strata.data.positions import PerPosition
 from strata.graph.inputs import Input, InputSpec
 
 Batch = tuple[Tensor, ...]  # the inputs of some samples, in the order of the spec
@@ -146,6 +147,22 @@ class FederatedData:
     @property
     def inputs(self) -> InputSpec:
         return self.train.spec
+
+    @property
+    def parted_by_augmentation(self) -> str | None:
+        """Why crops and flips, which each image draws for itself, would part what belongs together; None: they do
+        not."""
+        images = [name for name, tensor in self.train.inputs.items() if is_images(tensor)]
+        if len(images) > 1:
+            return f"each of its images ({', '.join(images)}) would be cropped and flipped by itself"
+        if images and (isinstance(self.objective, PerPosition) or self.train.targets.dim() > 2):
+            return "its images would be cropped and flipped and their targets, one for each position, would not"
+        return None
+
+    @property
+    def own_augmentation(self) -> str:
+        """Where nothing else is asked for."""
+        return self.augmentation if self.parted_by_augmentation is None else "none"
 
     def only(self, names: Sequence[str]) -> FederatedData:
         """With these of its inputs."""

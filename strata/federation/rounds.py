@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from strata.core.errors import BadInput
+from strata.core.sizes import check_sampled
 from strata.engines import Engine, Outcome
 from strata.federation.aggregation import Aggregate, RunningMean, ServerOptimizer, in_order
 from strata.federation.checking import LARGEST_LOSS, problem_with
@@ -72,11 +73,7 @@ class RoundSettings:
     def __post_init__(self) -> None:
         if self.per_round < 1:
             raise BadInput(f"at least 1 device per round is needed, not {self.per_round}")
-        if self.per_round > self.fleet.devices:
-            raise BadInput(
-                f"{self.per_round} devices per round cannot be chosen from {self.fleet.devices} devices: "
-                "lower --per-round or raise --devices"
-            )
+        check_sampled(self.per_round, self.fleet.devices)
         if not 1 <= self.quorum <= self.per_round:
             raise BadInput(f"the quorum is from 1 to the {self.per_round} devices of a round, not {self.quorum}")
         if self.robust and self.per_round < FEWEST:

@@ -14,7 +14,7 @@ import torch
 
 from strata.core.errors import BadInput, Infeasible, TooLittle
 from strata.core.settings import settings_of
-from strata.core.sizes import at_least_one, parse_bytes, several, show_bytes
+from strata.core.sizes import at_least_one, check_sampled, parse_bytes, several, show_bytes
 from strata.execution import Execution, backward, flops, memory
 from strata.execution.measured import example_labels
 from strata.graph import ChannelGraph
@@ -86,8 +86,7 @@ def fit(
     if (gflops is None) != (mbit is None):
         raise BadInput("hours of a device need both of its speeds: give gflops, such as 2, and mbit, such as 5")
     at_least_one(rounds, "rounds")
-    if per_round > devices:
-        raise BadInput(f"{per_round} devices per round cannot be chosen from {devices} devices: ask fewer")
+    check_sampled(per_round, devices)
     if max_flops is not None and not max_flops > 0:
         raise BadInput(f"max_flops is a multiple of plain training's FLOPs above 0, such as 2, not {max_flops}")
     fewest = None if norm_samples is None else at_least_one(norm_samples, "norm_samples")
@@ -121,8 +120,8 @@ def fit(
         )
         for way in ways
     )
-    all_ways = tuple(timed)
-    recommended, reason = recommend(all_ways)
+    found = tuple(timed)
+    recommended, reason = recommend(found)
     return Fit(
         name or ("graph" if isinstance(model, ChannelGraph) else type(model).__name__),
         graph.inputs.plain,
@@ -130,7 +129,7 @@ def fit(
         sizes,
         memory(graph, graph.full(), execution).total,
         rounds,
-        with_beaten(all_ways, recommended),
+        with_beaten(found, recommended),
         recommended,
         reason,
         time_on,
@@ -153,7 +152,7 @@ def _with_more_samples(
     whole = next((way for way in ways if way.method == FedAvg.name and way.fits), None)
     if whole is None or enough_samples(whole) or asked.ceilings.norm_samples is not None:
         return []
-    samples = 2 * min([whole.execution.at_once, *(level.execution.at_once for level in whole.levels)])
+    samples = 2 * whole.at_once
     held = replace(asked, ceilings=replace(asked.ceilings, norm_samples=samples), _choosers={})
     there = {way.method for way in ways if way.fits}
     others = [name for name in methods or _suitable(asked.pretrained) if name not in there]

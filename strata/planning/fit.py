@@ -57,6 +57,16 @@ class Way:
     accuracy: float | None = None  # of a pilot
     command: str = ""
 
+    @property
+    def weakest(self) -> Execution:
+        """Of the devices of the smallest budget."""
+        return self.levels[0].execution if self.levels else self.execution
+
+    @property
+    def at_once(self) -> int:
+        """The fewest samples that any of its devices takes at a time."""
+        return min([self.execution.at_once, *(level.execution.at_once for level in self.levels)])
+
     def to_json(self) -> dict[str, Any]:
         said = {
             "method": self.method,
@@ -170,8 +180,7 @@ def recommend(ways: Sequence[Way]) -> tuple[int | None, str]:
     known = {way.method: number for number, way in enumerate(ways) if way.fits and way.everywhere}
     whole, small, slt = (known.get(name) for name in ("fedavg", "small", "slt"))
     if whole is not None:
-        weakest = ways[whole].levels[0].execution if ways[whole].levels else ways[whole].execution
-        fits = f"the whole model fits ({weakest})"
+        fits = f"the whole model fits ({ways[whole].weakest})"
         if enough_samples(ways[whole]):
             return whole, f"{fits}, and no part of it learns as well"
         return whole, f"{fits}; batch norm over so few samples slows it, so a somewhat narrower one may do as well"
@@ -206,10 +215,9 @@ def _why_not_whole(ways: Sequence[Way]) -> str:
 
 def enough_samples(way: Way) -> bool:
     """At a time, for batch norm: eight, or all of a smaller batch that has as many as norms need."""
-    at_once = min([way.execution.at_once, *(level.execution.at_once for level in way.levels)])
-    if not way.normed or at_once >= ENOUGH_SAMPLES:
+    if not way.normed or way.at_once >= ENOUGH_SAMPLES:
         return True
-    return FEWEST_NORMED <= at_once == way.execution.batch_size
+    return FEWEST_NORMED <= way.at_once == way.execution.batch_size
 
 
 def nothing_fits(ways: Sequence[Way]) -> str:

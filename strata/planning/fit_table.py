@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from strata.core.pictures import DOTS, GREY, INK, blank, save, style
-from strata.core.sizes import show_bytes
+from strata.core.sizes import show_bytes, show_exactly
 from strata.graph.inputs import show_input
 
 if TYPE_CHECKING:
@@ -90,14 +90,7 @@ def _short(execution: Execution) -> str:
 
 
 def _notes(fit: Fit) -> list[str]:
-    notes = [
-        f"{way.method} is above the ceiling of {way.ceiling}, though {show_bytes(way.peak_bytes)} would do for it."
-        if way.ceiling
-        else f"{way.method} does not fit: it needs {show_bytes(way.peak_bytes)} at the least, "
-        f"{show_bytes(way.short_bytes or 0)} ({way.short_bytes:,} bytes) more{_remedy(way)}."
-        for way in fit.ways
-        if not way.fits
-    ]
+    notes = [_what_is_lacking(way) for way in fit.ways if not way.fits]
     if any(way.mapped_bytes for way in fit.ways):
         notes.append("Mapped: weights of frozen layers, in a file of the device beside its peak.")
     if any(way.norm_samples for way in fit.ways):
@@ -113,8 +106,12 @@ def _notes(fit: Fit) -> list[str]:
     return [*notes, best.command] if best is not None and best.command else notes
 
 
-def _remedy(way: Way) -> str:
-    return f"; with {way.remedy} it would fit" if way.remedy else ""
+def _what_is_lacking(way: Way) -> str:
+    need, more = show_bytes(way.peak_bytes), show_exactly(way.short_bytes or 0)
+    if way.ceiling:
+        return f"{way.method} is above the ceiling of {way.ceiling}, though {need} would do for it."
+    remedy = f"; with {way.remedy} it would fit" if way.remedy else ""
+    return f"{way.method} does not fit: it needs {need} at the least, {more} more{remedy}."
 
 
 def save_picture(fit: Fit, path: str | Path) -> None:

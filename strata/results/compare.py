@@ -13,7 +13,6 @@ from strata.core.errors import BadInput
 from strata.data import FederatedData
 from strata.methods import Method
 from strata.results.comparison import Row, write_comparison
-from strata.runs.checks import own_augmentation
 from strata.runs.config import RunConfig
 from strata.runs.entries import Entry
 from strata.runs.running import run
@@ -76,5 +75,5 @@ def _executed(training: LocalTraining | None, entry: Entry | None, data: Federat
     if entry is None or not entry.settings:
         return training
     known = RunConfig.described()
-    base = training or LocalTraining(augmentation=own_augmentation(data))
+    base = training or LocalTraining(augmentation=data.own_augmentation)
     return replace(base, **{known[key].name: value for key, value in entry.settings})

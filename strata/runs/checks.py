@@ -11,8 +11,6 @@ from strata.core.errors import BadInput
 from strata.core.sizes import show_bytes
 from strata.data import FederatedData
 from strata.data.objectives import Classification, Regression
-from strata.data.positions import PerPosition
-from strata.data.samples import is_images
 from strata.execution import memory
 from strata.federation import privacy_accounting as accounting
 from strata.federation.norm_statistics import MOST_DEVICES
@@ -61,21 +59,6 @@ def check_fit(method: Method, model: nn.Module, data: FederatedData) -> None:
     check_float32(model)
 
 
-def parted_by_augmentation(data: FederatedData) -> str | None:
-    """Why crops and flips, which each image draws for itself, would part what belongs together; None: they do not."""
-    images = [name for name, tensor in data.train.inputs.items() if is_images(tensor)]
-    if len(images) > 1:
-        return f"each of its images ({', '.join(images)}) would be cropped and flipped by itself"
-    if images and (isinstance(data.objective, PerPosition) or data.train.targets.dim() > 2):
-        return "its images would be cropped and flipped and their targets, one for each position, would not"
-    return None
-
-
-def own_augmentation(data: FederatedData) -> str:
-    """What suits the data's images where nothing else is asked for."""
-    return data.augmentation if parted_by_augmentation(data) is None else "none"
-
-
 def check_augmented(training: LocalTraining, data: FederatedData) -> None:
     if training.transform is not None or training.augmentation == "none":
         return
@@ -83,7 +66,7 @@ def check_augmented(training: LocalTraining, data: FederatedData) -> None:
         raise BadInput(
             f"the augmentation {training.augmentation} is for images, and {data.name} has none: leave it out"
         )
-    why = parted_by_augmentation(data)
+    why = data.parted_by_augmentation
     if why is not None:
         raise BadInput(
             f"the augmentation {training.augmentation} does not suit {data.name}: {why}; give the augmentation none, "
@@ -93,7 +76,7 @@ def check_augmented(training: LocalTraining, data: FederatedData) -> None:
 
 def unaugmented(training: LocalTraining, data: FederatedData) -> list[str]:
     """The note where the data's own augmentation is not used."""
-    why = parted_by_augmentation(data)
+    why = data.parted_by_augmentation
     if why is None or data.augmentation == "none" or training.transform is not None:
         return []
     return [f"the augmentation of {data.name}, {data.augmentation}, is left out: {why}"]

@@ -24,7 +24,6 @@ from strata.models.huggingface import PREFIX, load_onto
 from strata.models.loading import load_model
 from strata.runs.allowance import Allowance
 from strata.runs.callbacks import Callback, trackers
-from strata.runs.checks import own_augmentation
 from strata.runs.config import RunConfig
 from strata.runs.folder import has_checkpoint, is_finished, read_summary, refuse_used
 from strata.runs.progress import display
@@ -257,7 +256,7 @@ def make_training(config: RunConfig, data: FederatedData) -> LocalTraining:
         **vars(config.execution),
         epochs=local.epochs,
         fixed_after=local.fixed_after,
-        augmentation=own_augmentation(data) if local.augmentation is None else local.augmentation,
+        augmentation=data.own_augmentation if local.augmentation is None else local.augmentation,
         device=local.device,
         kernels=None if config.may_use_kernels else False,
         shortened=not config.course.exact,

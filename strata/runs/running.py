@@ -53,7 +53,6 @@ from strata.runs.checks import (
     check_renumbering,
     kept_phases,
     narrowing,
-    own_augmentation,
     unaugmented,
 )
 from strata.runs.components import DEFAULT_ROUNDS
@@ -417,7 +416,7 @@ def _as_planned(
         return training
     plan = method.plan
     if training is None:
-        return LocalTraining(**vars(plan.execution), augmentation=own_augmentation(data))
+        return LocalTraining(**vars(plan.execution), augmentation=data.own_augmentation)
     planned, given = plan.execution.at_once, training.at_once
     if given > planned:
         raise BadInput(
@@ -443,7 +442,7 @@ def _as_planned(
 
 def complete(training: LocalTraining | None, data: FederatedData) -> LocalTraining:
     """With the data's own augmentation (unless training is given), normalisation, and what this machine can do."""
-    training = training or LocalTraining(augmentation=own_augmentation(data))
+    training = training or LocalTraining(augmentation=data.own_augmentation)
     training = replace(training, objective=data.objective)
     if not training.mean and training.preparation is None:
         training = replace(training, mean=data.train.mean, std=data.train.std)

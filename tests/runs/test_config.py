@@ -20,6 +20,7 @@ from strata.methods import METHODS
 from strata.runs import run
 from strata.runs.config import FORMAT, RunConfig, RunOptions
 from strata.runs.unused import of_some_methods, users_of
+from strata.training.statistics import CALIBRATION_IMAGES
 
 OLD = Path(__file__).parents[2] / "results" / "runs"
 KNOWN = RunConfig.described()
@@ -172,6 +173,7 @@ def test_bounds_hold_however_a_config_is_made() -> None:
     ):
         with pytest.raises(BadInput, match=says):
             RunConfig.of(**values)
+    assert RunConfig.described()["bn_images"].default == CALIBRATION_IMAGES  # --help knows no torch
     with pytest.raises(BadInput, match="started by another version of Strata, with colour"):
         RunConfig.from_json({"colour": "red"})
 
